@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import groups
-from unisono.check.latency import latency
+from unisono.check.timing import latency
 from unisono.model.durations import NS_PER_S, ns_to_ms
 from unisono.model.offers import Ask
 from unisono.model.rates import Rate

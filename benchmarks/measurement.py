@@ -42,8 +42,7 @@ from unisono.pipeline.measurement import (
     measure_in_session,
 )
 from unisono.pipeline.session import SparkChoice, spark_session
-from unisono.trace.metric_files import metrics_folder
-from unisono.trace.metrics import MetricRecord, to_line
+from unisono.trace.metrics import MetricRecord, metrics_folder, to_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

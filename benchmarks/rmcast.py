@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.progress import Say, silence
-from unisono.check.codes import message_codes
+from unisono.check.columns import message_codes
 from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
 from unisono.model.delays import EmpiricalDelay
@@ -32,7 +32,7 @@ from unisono.model.redundancy import Redundancy
 from unisono.model.text.scenario import parse_scenario
 from unisono.qos.plan.negotiation import Agreement, Environment, Requirement, Target, negotiate
 from unisono.qos.plan.rmcast_model import NetworkModel
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Trace
 
 MEMBERS = 5

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.planted import PLANTS, plant_rate_violation
-from tests.recorded import record_run
+from tests.planted_violations import PLANTS, plant_rate_violation
+from tests.recorded_runs import record_run
 
 from benchmarks.process_tree import Peak
 from benchmarks.progress import Say, silence

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.process_tree import cpu_s
 from unisono.check.verdict import Status
-from unisono.trace.meta import META_NAME, RunMeta, read_meta
+from unisono.trace.schema import META_NAME, RunMeta, read_meta
 
 Found = dict[str, bool]
 """By check, whether it was violated."""

@@ -281,7 +281,7 @@ class Stack:
         records = self._flush() if self._durable_order is not None else ()
         datagrams = self._encode_outgoing() if self._out else ()
         events = self._pop_events()
-        if events and not self.order.keeps_sending_to_departed():
+        if events and self._rmcast is None and not self.order.keeps_sending_to_departed():
             self._follow_view(events)
         return Effects(records, datagrams, events, self._wake_at())
 
@@ -345,6 +345,7 @@ class Stack:
         """Send to the members of the newest view from now on.
 
         Datagrams of this step still go to departing members: they wait for the end-of-slot marks of their last slot.
+        Over reliable multicast a departing member may need later copies too, so the destinations stay as they are.
         """
         for event in events:
             if isinstance(event, ViewChange):

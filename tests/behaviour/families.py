@@ -39,7 +39,7 @@ from unisono.sim.swarm import vbr as swarm
 from unisono.sim.swarm.final import cbr_finals, finals
 from unisono.sim.swarm.multigroup import groups_scenario
 from unisono.sim.swarm.orders import KINDS, any_order
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import RunMeta
 from unisono.wire.frame import Frame
 
 ROOT: Final = Path(__file__).parents[2]

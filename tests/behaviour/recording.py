@@ -24,7 +24,7 @@ from unisono.model.stored_records import Write
 from unisono.sim.disk import SimDisk
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
-from unisono.trace.kinds import ABSENT, KINDS
+from unisono.trace.schema import ABSENT, KINDS
 from unisono.trace.table import Rows, Trace
 from unisono.wire.frame import Frame, encode
 
@@ -193,10 +193,10 @@ def _columns(trace: Trace) -> list[tuple[str, Ints]]:
         details[at] = _code(detail(words[int(rows.kind[at])], rows, at))
     numbers: list[tuple[str, npt.NDArray[Any]]] = [
         ("member", rows.member),
-        ("recorder incarnation", rows.life),
+        ("recorder incarnation", rows.recorder_incarnation),
         ("kind", coded(rows.kind, words)),
         ("sender", rows.sender),
-        ("sender incarnation", rows.incarnation),
+        ("sender incarnation", rows.sender_incarnation),
         ("sequence", rows.sequence),
         ("slot", rows.slot),
         ("place", rows.place),

@@ -21,7 +21,7 @@ from unisono.sim.disk import SimDisk
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.swarm.vbr import churning
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Trace
 
 
@@ -65,7 +65,18 @@ def test_neither_the_order_of_rows_nor_free_text_is_hashed() -> None:
 @pytest.mark.parametrize(
     "column",
     [
-        *("member", "life", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "local_ns"),
+        *(
+            "member",
+            "recorder_incarnation",
+            "sender",
+            "sender_incarnation",
+            "sequence",
+            "slot",
+            "place",
+            "index",
+            "real_ns",
+            "local_ns",
+        ),
         *("size", "priority", "view"),
     ],
 )

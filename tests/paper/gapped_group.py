@@ -32,9 +32,8 @@ from unisono.sim.member import SimulatedMember
 from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network, constant_delay, corners
 from unisono.sim.world import World
 from unisono.stack import Stack
-from unisono.trace.kinds import OBSERVER
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, RunMeta
 from unisono.wire.door import Door
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, Frame, Kind, unpack_header
 

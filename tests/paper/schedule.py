@@ -25,9 +25,8 @@ from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Trace
 
 MS = 1_000_000

@@ -33,9 +33,8 @@ from unisono.sim.network import Adversary, adversarial_network, constant_delay, 
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.wire.frame import Kind, unpack_header
 
 MS = 1_000_000

@@ -164,7 +164,7 @@ def test_dropping_a_message_is_caught_as_a_gap() -> None:
     assert set(found) == {"gap_freedom"}, "what is left is in order"
     witness = found["gap_freedom"]
     assert witness.messages == (MessageId(2, 1, 2),)
-    assert witness.text.startswith(f"member {BUGGY} never delivered (2,2) of slot {wrong}, member 1 delivered it")
+    assert witness.text.startswith(f"member {BUGGY} never delivered (2,2) of slot {wrong}; member 1 delivered it")
     assert verdicts["gap_freedom"].count == 1
 
 

@@ -31,9 +31,8 @@ from unisono.sim.faults import LinkFault, link_fault
 from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners
 from unisono.sim.world import World
 from unisono.stack import Stack, build
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Trace
 from unisono.wire.control import encode_probe
 from unisono.wire.door import Door

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.paper.multigroup_003 import TWO_GROUPS, ImplementedGroup, Message
 
-from unisono.check.latency import latency
 from unisono.check.multigroup import genuineness
 from unisono.check.suite import check_all
+from unisono.check.timing import latency
 from unisono.check.verdict import Status
 from unisono.errors import DestinationNotAllowed
 from unisono.model.delays import ConstantDelay

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tests.worlds.queue_states import queue_states, render
 
-from unisono.check.queue_states import queue_states, render
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
 from unisono.model.message_set import MessageRef

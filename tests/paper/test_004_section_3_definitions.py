@@ -2,9 +2,8 @@
 
 import pytest
 
-from unisono.check.priority_accounting import priority_accounting
+from unisono.check.priority import priority_accounting, view_atomicity
 from unisono.check.verdict import Status
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
 from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.messages import Ack, MessageBody, PriorityBody

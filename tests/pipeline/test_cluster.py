@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import SLA, append_rows, interval_rows, lossy_between, write_run
 from tests.pipeline.standalone import Standalone, standalone
-from tests.recorded import record_run
+from tests.recorded_runs import record_run
 
 from unisono.experiments.catalogue import find_experiment, run_task
 from unisono.experiments.experiment import result_rows, split_into_tasks
 from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import MeasurementJob, measure_in_process
-from unisono.trace.metric_tails import readable_offsets
+from unisono.trace.metrics import readable_offsets
 
 DRIVER = """
 import json, sys
@@ -60,7 +60,7 @@ from pathlib import Path
 from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Job, on_spark
 from unisono.pipeline.session import SparkChoice
-from unisono.trace.metric_tails import latest
+from unisono.trace.metrics import latest
 
 master, settings, trace, keep, sla = sys.argv[1:6]
 slas = parse_slas(Path(sla).read_text(encoding="utf-8"), sla)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from tests.pipeline.standalone import free_port
-from tests.recorded import record_run
+from tests.recorded_runs import record_run
 
 from unisono.cli.main import ExitStatus, main
 from unisono.pipeline.java import java_home

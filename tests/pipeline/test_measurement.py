@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import SLA, append_rows, interval_rows, lossy_between, write_run
 
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
@@ -24,7 +24,7 @@ from unisono.pipeline.measurement import (
     measure_in_process,
     measure_in_session,
 )
-from unisono.trace.metric_tails import readable_offsets
+from unisono.trace.metrics import readable_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

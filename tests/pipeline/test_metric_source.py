@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.measured import append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import append_rows, interval_rows, lossy_between, write_run
 
 from unisono.pipeline import metric_source
 from unisono.pipeline.metric_source import MetricReader, MetricSource, decode_blocks
-from unisono.trace.metric_tails import MetricBlock, read_block, readable_offsets, slices_between
+from unisono.trace.metrics import MetricBlock, read_block, readable_offsets, slices_between
 
 LOSS = lossy_between(4, 8)
 
@@ -46,7 +46,7 @@ def test_what_is_more_than_a_batch_takes_is_taken_batch_by_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path, 16, LOSS)
-    monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 6000)
+    monkeypatch.setattr("unisono.trace.metrics.LEAST_BYTES", 6000)
     monkeypatch.setattr(readable_offsets, "__defaults__", (1,))
     reader = MetricSource({"path": str(tmp_path)}).streamReader(None)
     at, rows, batches = reader.initialOffset(), 0, 0

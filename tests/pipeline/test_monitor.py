@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import SLA, append_rows, interval_rows, lossy_between, write_run
 
 from unisono.cli.main import main
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.planted import PLANTS, PlantedViolation, allow_gaps, plant_gap
-from tests.recorded import record_run
+from tests.planted_violations import PLANTS, PlantedViolation, allow_gaps, plant_gap
+from tests.recorded_runs import record_run
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status

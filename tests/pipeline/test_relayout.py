@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.planted import plant_late_delivery
-from tests.recorded import record_run
+from tests.planted_violations import plant_late_delivery
+from tests.recorded_runs import record_run
 
 from unisono.check.verdict import Status
 from unisono.pipeline import relayout as relayout_module
 from unisono.pipeline.relayout import relayout
 from unisono.pipeline.verify import on_spark, verify
+from unisono.trace.arrow import SCHEMA, VERSION_KEY
 from unisono.trace.files import find_groups, read_part, read_stamps, read_trace, write_end, write_part
-from unisono.trace.meta import META_NAME, TraceDamaged, read_json
-from unisono.trace.schema import SCHEMA, VERSION_KEY
+from unisono.trace.schema import META_NAME, TraceDamaged, read_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def test_many_small_files_become_few(spark: SparkSession, tmp_path: Path) -> Non
     (before,), (after,) = verify(tmp_path / "small"), verify(tmp_path / "few")
     assert after.verdicts == before.verdicts
     planted.assert_found(after.verdicts)
-    with pytest.raises(TraceDamaged, match="is there already"):
+    with pytest.raises(TraceDamaged, match="already exists"):
         relayout(spark, folder, tmp_path / "few")
 
 
@@ -74,7 +74,7 @@ def test_executors_run_in_another_folder(spark: SparkSession, tmp_path: Path, mo
     assert (report.status, report.rows) == (Status.VALID, done.rows)
 
 
-def test_what_was_written_where_nobody_finds_it_is_not_done(
+def test_files_written_where_the_driver_cannot_find_them_are_an_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = record_run(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
@@ -105,7 +105,7 @@ def test_an_interrupted_compaction_leaves_nothing_in_the_way(
 
 
 @pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])
-def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_traces_are_not_rewritten(damage: str, spark: SparkSession, tmp_path: Path) -> None:
     folder = record_run(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)
     path = min((folder / "member=1").glob("*.parquet"))
     table = pq.read_table(path, partitioning=None)
@@ -122,8 +122,8 @@ def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSes
         end.write_text(json.dumps({**json.loads(end.read_text("utf-8")), "rows": 1}), encoding="utf-8")
     problem = {
         "another version": "version 99 is unknown",
-        "a column less": "lacks the column slot",
-        "all rows lost": "20 rows were written, 0 are there",
+        "a column less": "lacks the columns slot",
+        "all rows lost": "20 rows were written, but 0 are there",
         "another run": "not of run r and group g",
     }
     with pytest.raises(TraceDamaged, match=problem.get(damage, "1 rows were written")):

@@ -178,10 +178,11 @@ def test_what_fails_on_spark_is_told_in_a_line(text: str, said: str, idle: Sessi
 
 
 def test_what_a_task_finds_wrong_with_what_was_given_is_told_as_here(idle: Session) -> None:
-    found = "unisono.trace.meta.TraceDamaged: run r, group g: has a message without a number"
+    problem = "run r, group g: column sequence: a row about a message has no sequence number"
+    found = f"unisono.trace.schema.TraceDamaged: {problem}"
     text = TASK_FAILED.replace("ModuleNotFoundError: No module named 'numpy'", found)
     with (
-        pytest.raises(UnisonoError, match=r"^run r, group g: has a message without a number$"),
+        pytest.raises(UnisonoError, match=f"^{problem}$"),
         spark_session(SparkChoice("local[2]")),
     ):
         raise Py4JError(text)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
-from tests.recorded import BOUND_NS, record_run
-from tests.recorded_priority import plant_priority_violation, record_priority
+from tests.recorded_priority_runs import plant_priority_violation, record_priority
+from tests.recorded_runs import BOUND_NS, record_run
 
 from unisono.check.verdict import Status
 from unisono.pipeline.verify import on_spark, verify
+from unisono.trace.arrow import VERSION_KEY
 from unisono.trace.files import read_part, write_part
-from unisono.trace.schema import VERSION_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +48,9 @@ def test_clean_and_damaged_runs_at_once(spark: SparkSession, tmp_path: Path) -> 
             path.write_bytes(bytes(content))
     reports = verify(tmp_path, partial(on_spark, spark))
     reasons = {report.run: report.verdicts["trace"].reason for report in reports if report.status is Status.UNKNOWN}
-    assert "lacks the column place" in reasons.pop("column")
+    assert "lacks the columns place" in reasons.pop("column")
     assert "version 7 is unknown" in reasons.pop("version")
-    assert "is no readable Parquet file" in reasons.pop("bytes")
+    assert "is not a readable Parquet file" in reasons.pop("bytes")
     reports = [report for report in reports if report.run not in {"column", "version", "bytes"}]
     assert {report.run: report.status for report in reports if report.run} == {
         "clean": Status.VALID,

@@ -81,7 +81,7 @@ def recorder(folder: str, member: int, incarnation: int) -> Recorder:
         "table",
         member,
         write,
-        life=incarnation,
+        incarnation=incarnation,
         new_incarnation=lambda following: recorder(folder, member, following),
     )
 

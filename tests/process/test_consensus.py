@@ -21,9 +21,8 @@ from tests.process.member_process import Process
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cluster.supervisor import free_addresses
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 
 PATIENCE_S = 60.0
 SCRIPT = Path(__file__).with_name("consensus_member.py")
@@ -77,7 +76,7 @@ class ConsensusGroup:
         trace_in_memory = MemoryTrace("process", "table")
         for member, runs in self.runs.items():
             for process in runs:
-                recorder = trace_in_memory.recorder(member, life=process.incarnation)
+                recorder = trace_in_memory.recorder(member, incarnation=process.incarnation)
                 for at, line in zip(process.times, process.lines, strict=True):
                     if line[0] == "sent":
                         recorder.sent(
@@ -87,7 +86,7 @@ class ConsensusGroup:
                         _, sender, incarnation, sequence, slot, position, index = line
                         recorder.delivered(
                             sender=sender,
-                            incarnation=incarnation,
+                            sender_incarnation=incarnation,
                             first_sequence=sequence,
                             count=1,
                             sizes=1,
@@ -105,7 +104,7 @@ class ConsensusGroup:
                         real_ns=process.killed_ns,
                         local_ns=process.killed_ns,
                         subject=member,
-                        incarnation=process.incarnation,
+                        subject_incarnation=process.incarnation,
                     )
         meta = RunMeta(
             run="process",
@@ -122,7 +121,7 @@ class ConsensusGroup:
         # A killed process may have sent a message without reporting it, so its log may be incomplete at the end.
         killed = {(p.member, p.incarnation) for runs in self.runs.values() for p in runs if p.killed_ns is not None}
         trace = trace_in_memory.trace(meta)
-        logs = tuple(replace(log, closed=(log.member, log.life) not in killed) for log in trace.logs)
+        logs = tuple(replace(log, closed=(log.member, log.incarnation) not in killed) for log in trace.logs)
         return {name: verdict.status for name, verdict in check_all(replace(trace, logs=logs)).items()}
 
     def one_log(self) -> list[tuple[int, int, int]]:

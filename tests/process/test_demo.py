@@ -211,7 +211,7 @@ at = "1s"
     assert result["delivered"]["2"] > 0, "its second incarnation takes part"
     assert any("stood still" in text for text in result["violations"])
     rows = read_trace(tmp_path / "kept").deliveries()
-    assert len(set(rows.incarnation[rows.sender == 2].tolist())) == 2, "both of its incarnations were heard"
+    assert len(set(rows.sender_incarnation[rows.sender == 2].tolist())) == 2, "both of its incarnations were heard"
 
 
 # -- no process is left behind ----------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ import asyncio, sys
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.writer import ParquetWriter
+from unisono.trace.files import ParquetWriter
 
 async def main():
     incarnation = new_incarnation()

@@ -21,9 +21,8 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import Extras, MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 
 PATIENCE_S = 90.0
 SCRIPT = Path(__file__).with_name("priority_member.py")
@@ -127,7 +126,7 @@ class PriorityGroup:
                 real_ns=ended_ns,
                 local_ns=ended_ns,
                 subject=process.member,
-                incarnation=incarnation,
+                subject_incarnation=incarnation,
             )
         meta = RunMeta(
             run="run",

@@ -14,7 +14,7 @@ import pytest
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.qos.watch.sla import SlaStatus, evaluate
-from unisono.trace.metric_files import read_metrics, read_stream
+from unisono.trace.metrics import read_metrics, read_stream
 
 SLA = """
 collect = "100ms"

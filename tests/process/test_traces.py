@@ -11,11 +11,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.files import find_group, read_part, read_trace, write_part
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta, write_meta
+from unisono.trace.files import ParquetWriter, find_group, read_part, read_trace, write_part
+from unisono.trace.schema import EventKind, RunMeta, write_meta
 from unisono.trace.table import Trace
-from unisono.trace.writer import ParquetWriter
 
 MEMBERS = (1, 2, 3)
 RUN, GROUP = "run", "taped"
@@ -26,7 +24,7 @@ def record(directory: Path) -> Trace:
 
     async def member(number: int, peers: dict[int, tuple[str, int]]) -> int:
         life = new_incarnation()
-        with ParquetWriter(directory, RUN, GROUP, number, life=life) as writer:
+        with ParquetWriter(directory, RUN, GROUP, number, incarnation=life) as writer:
             joining = unisono.join(
                 GROUP,
                 member=number,

@@ -19,9 +19,8 @@ from unisono.errors import MissingDependency
 from unisono.model.text.scenario import parse_scenario
 from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import EventKind, RunMeta
 
 PATIENCE_S = 90.0
 SECOND = 1_000_000_000
@@ -68,7 +67,9 @@ def assert_in_order(found: ClusterReport) -> None:
     rows = found.trace.deliveries()
     for member in found.final_reports:
         mine = rows.select((rows.member == member).nonzero()[0])
-        messages = list(zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True))
+        messages = list(
+            zip(mine.sender.tolist(), mine.sender_incarnation.tolist(), mine.sequence.tolist(), strict=True)
+        )
         assert len(messages) == len(set(messages)), f"member {member} delivered something twice"
         places = list(zip(mine.slot.tolist(), mine.place.tolist(), strict=True))
         assert places == sorted(places), f"member {member} delivered out of order"
@@ -133,7 +134,7 @@ class Table:
             member=member,
             peers=self.peers,
             incarnation=incarnation,
-            recorder=self.memory.recorder(member, life=incarnation),
+            recorder=self.memory.recorder(member, incarnation=incarnation),
             injection=FaultInjection(member, clock_offset_ns=offset_ms * 1_000_000),
             **self._options,
         )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.check.codes import packed
+from unisono.check.columns import packed
 
 NUMBERS = st.one_of(st.integers(-2, 3), st.integers(-(2**63), 2**63 - 1))
 

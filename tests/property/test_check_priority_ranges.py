@@ -14,20 +14,19 @@ from tests.property.test_check_ranges import Chance, changed, picked
 from tests.unit.test_check_priority import told
 from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
 
-from unisono.check.priority_accounting import priority_accounting
+from unisono.check.priority import priority_accounting, view_atomicity
 from unisono.check.priority_accounts import PriorityWindow, check_priority
 from unisono.check.priority_ranges import PriorityRun
 from unisono.check.priority_summary import PriorityRangeSummary, in_message_set, summarize_priority_range
 from unisono.check.priority_windows import LogFacts, WindowFinding, check_window
 from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Reason, Status, Verdict
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import ViolationKind
 from unisono.model.message_set import MessageSet
 from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.random_streams import RandomStreams
-from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, OBSERVER, EventKind
+from unisono.trace.schema import ABSENT, MESSAGE_KINDS, OBSERVER, EventKind
 from unisono.trace.table import Rows, Trace, concatenated
 
 BY_TIME = 10**9
@@ -55,14 +54,14 @@ def _among_received(rows: Rows, chance: Chance) -> tuple[int, np.ndarray[tuple[i
     row = picked(rows, chance, EventKind.RECEIVE)
     same = (rows.kind == EventKind.RECEIVE.code) & (rows.sender == rows.sender[row])
     return row, np.flatnonzero(
-        same & (rows.incarnation == rows.incarnation[row]) & (rows.sequence == rows.sequence[row])
+        same & (rows.sender_incarnation == rows.sender_incarnation[row]) & (rows.sequence == rows.sequence[row])
     )
 
 
 def exchanged(rows: Rows, chance: Chance) -> Rows:
     """Everybody consumes two neighbours the other way round."""
     slot = int(rows.slot[picked(rows, chance, EventKind.DELIVER)])
-    columns = {name: getattr(rows, name).copy() for name in ("sender", "incarnation", "sequence", "priority")}
+    columns = {name: getattr(rows, name).copy() for name in ("sender", "sender_incarnation", "sequence", "priority")}
     delivered = rows.kind == EventKind.DELIVER.code
     one, other = (np.flatnonzero(delivered & (rows.slot == at)) for at in (slot, slot + 1))
     if len(one) and len(other):
@@ -86,7 +85,7 @@ def long_on_its_way(rows: Rows, chance: Chance) -> Rows:
     slot, index = rows.slot.copy(), rows.index.copy()
     index[all_of_it] = np.minimum(index[all_of_it], 1)
     for row in all_of_it.tolist():
-        own = (rows.member == rows.member[row]) & (rows.life == rows.life[row])
+        own = (rows.member == rows.member[row]) & (rows.recorder_incarnation == rows.recorder_incarnation[row])
         slot[row] = int(rows.slot[own & (rows.kind == EventKind.START.code)].max(initial=0)) + index[row]
     return replace(rows, slot=slot, index=index)
 
@@ -106,7 +105,14 @@ def received_again(rows: Rows, chance: Chance) -> Rows:
     """A message is received once more, in the same view or another."""
     row = picked(rows, chance, EventKind.RECEIVE)
     again = rows.select(np.array([row]))
-    place = int(rows.place[(rows.member == rows.member[row]) & (rows.life == rows.life[row])].max()) + 1
+    place = (
+        int(
+            rows.place[
+                (rows.member == rows.member[row]) & (rows.recorder_incarnation == rows.recorder_incarnation[row])
+            ].max()
+        )
+        + 1
+    )
     view = int(rows.view[row]) + int(chance.integers(2))
     slot = int(rows.slot[row]) + int(chance.integers(3))
     return concatenated([rows, changed(again, 0, place=place, view=view, slot=slot)])
@@ -140,7 +146,7 @@ def of_another_priority(rows: Rows, chance: Chance) -> Rows:
 def more_urgent(rows: Rows, chance: Chance) -> Rows:
     """A message is more urgent than it was, everywhere."""
     row = picked(rows, chance, EventKind.RECEIVE)
-    same = (rows.sender == rows.sender[row]) & (rows.incarnation == rows.incarnation[row])
+    same = (rows.sender == rows.sender[row]) & (rows.sender_incarnation == rows.sender_incarnation[row])
     same &= (rows.sequence == rows.sequence[row]) & (rows.priority >= 0)
     return replace(rows, priority=np.where(same, rows.priority + 3, rows.priority))
 
@@ -148,18 +154,29 @@ def more_urgent(rows: Rows, chance: Chance) -> Rows:
 def moved_on(rows: Rows, chance: Chance) -> Rows:
     """From some slot on a member's places are some further."""
     row = picked(rows, chance, EventKind.DELIVER)
-    own = (rows.member == rows.member[row]) & (rows.life == rows.life[row]) & (rows.kind == EventKind.DELIVER.code)
+    own = (
+        (rows.member == rows.member[row])
+        & (rows.recorder_incarnation == rows.recorder_incarnation[row])
+        & (rows.kind == EventKind.DELIVER.code)
+    )
     return replace(rows, slot=np.where(own & (rows.slot >= rows.slot[row]), rows.slot + 3, rows.slot))
 
 
 def killed(rows: Rows, chance: Chance) -> Rows:
     """A member crashes at the end of its log, or somewhere in it."""
     row = picked(rows, chance, EventKind.RECEIVE)
-    own = (rows.member == rows.member[row]) & (rows.life == rows.life[row])
+    own = (rows.member == rows.member[row]) & (rows.recorder_incarnation == rows.recorder_incarnation[row])
     at_ns = int(rows.real_ns[row]) if chance.integers(2) else int(rows.real_ns.max())
     slot = int(rows.slot[own & (rows.slot < BY_TIME) & (rows.real_ns <= at_ns)].max()) + 1
-    crash = changed(rows.select(np.array([row])), 0, kind=EventKind.CRASH.code, member=OBSERVER, life=0)
-    crash = changed(crash, 0, sender=int(rows.member[row]), incarnation=int(rows.life[row]), sequence=-1, priority=-1)
+    crash = changed(rows.select(np.array([row])), 0, kind=EventKind.CRASH.code, member=OBSERVER, recorder_incarnation=0)
+    crash = changed(
+        crash,
+        0,
+        sender=int(rows.member[row]),
+        sender_incarnation=int(rows.recorder_incarnation[row]),
+        sequence=-1,
+        priority=-1,
+    )
     crash = changed(crash, 0, slot=slot, place=-1, index=-1, real_ns=at_ns, view=-1, messages=-1)
     return concatenated([rows.select(~own | (rows.real_ns <= at_ns)), crash])
 
@@ -211,14 +228,14 @@ DAMAGES: tuple[Damage, ...] = (
 def damaged(trace: Trace, rows: Rows, *, lost: bool, cut: bool) -> Trace:
     """A damaged run; members that crashed have not closed their logs if `cut`, one has dropped a row if `lost`."""
     crashes = rows.select(rows.kind == EventKind.CRASH.code)
-    gone = set(zip(crashes.sender.tolist(), crashes.incarnation.tolist(), strict=True))
-    logs = {log.member: log for log in trace.logs if (log.member, log.life) not in gone}
+    gone = set(zip(crashes.sender.tolist(), crashes.sender_incarnation.tolist(), strict=True))
+    logs = {log.member: log for log in trace.logs if (log.member, log.incarnation) not in gone}
     dropper = max(logs, default=-1) if lost else -1
     return Trace.from_rows(
         rows,
         trace.meta,
         [
-            replace(log, closed=not (cut and (log.member, log.life) in gone), dropped=int(log.member == dropper))
+            replace(log, closed=not (cut and (log.member, log.incarnation) in gone), dropped=int(log.member == dropper))
             for log in trace.logs
         ],
     )
@@ -413,7 +430,7 @@ def test_small_runs_in_ranges_of_few_slots(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", SMALL)
-def test_a_reception_that_does_not_say_what_was_consumed_leaves_nothing_known(what: str) -> None:
+def test_a_reception_without_a_count_makes_the_verdict_unknown(what: str) -> None:
     levels, members, _ = SMALL[what]
     run = told(*levels)
     for member, (start, steps) in members.items():
@@ -449,7 +466,7 @@ def test_a_crashed_member_that_consumed_otherwise_does_not_make_the_rest_unknown
 
 
 @pytest.mark.parametrize("crashed", [1, 3])
-def test_what_only_a_crashed_member_had_before_an_urgent_message_is_not_held_against_the_rest(crashed: int) -> None:
+def test_deliveries_of_a_crashed_member_before_an_urgent_message_do_not_count_against_others(crashed: int) -> None:
     run = told(HIGH, LOW, HIGH)
     for member in {1, 2, 3} - {crashed}:
         run.member(member, *("R0", "R1", "R2", "D0", "D2", "D1"))
@@ -461,7 +478,7 @@ def test_what_only_a_crashed_member_had_before_an_urgent_message_is_not_held_aga
         assert found["priority_accounting"].status is Status.VALID
 
 
-def test_what_a_crashed_member_consumed_and_nobody_else_excuses_nothing() -> None:
+def test_consumption_at_a_crashed_member_only_excuses_nothing() -> None:
     run = told(LOW, LOW, HIGH, LOW)
     for member in (1, 2):
         run.member(member, *("R0", "R3", "D0", "R2", "D3", "D2"))
@@ -474,7 +491,7 @@ def test_what_a_crashed_member_consumed_and_nobody_else_excuses_nothing() -> Non
     assert little["priority_accounting"].status is Status.UNKNOWN
 
 
-def test_what_hangs_on_what_a_crashed_member_consumed_otherwise_is_never_told_from_a_part() -> None:
+def test_verdicts_that_depend_on_a_diverging_log_need_the_whole_run() -> None:
     """Member 3 had consumed 0 when it received 2, which so need not overtake it: that is seen as a whole only."""
     run = told(LOW, LOW, HIGH)
     for member in (1, 2):
@@ -488,20 +505,20 @@ def test_what_hangs_on_what_a_crashed_member_consumed_otherwise_is_never_told_fr
     assert little["priority_accounting"].status is Status.UNKNOWN
 
 
-def test_what_was_delivered_after_a_member_left_is_not_suspect() -> None:
+def test_deliveries_after_a_member_left_are_not_suspect() -> None:
     run = told(*[LOW] * 20)
     both = [f"{step}{message}" for message in range(20) for step in "RQD"]
     for member in (1, 2):
         run.member(member, *both)
     run.member(3, *both[:3])
-    run.memory.recorder(3, life=1).event(EventKind.LEAVE, slot=1, real_ns=9, local_ns=9)
+    run.memory.recorder(3, incarnation=1).event(EventKind.LEAVE, slot=1, real_ns=9, local_ns=9)
     trace = run.trace()
     (found,) = by_windows(trace, (1, 1), [30], 1000)
     assert found["gap_freedom"] == check_all(trace, bound_ns=1000)["gap_freedom"]
     assert found["gap_freedom"].status is Status.VALID
 
 
-def test_what_nobody_delivered_is_judged_by_the_surveys_of_ranges_and_few_rows() -> None:
+def test_undelivered_messages_are_checked_from_summaries_and_few_rows() -> None:
     """Each urgent message comes in the middle of a range, and the less urgent ones behind it overtake it."""
     run = told(*[LOW] * 18, *[HIGH] * 6)
     steps = [f"R{message}" for message in range(18)]
@@ -516,7 +533,7 @@ def test_what_nobody_delivered_is_judged_by_the_surveys_of_ranges_and_few_rows()
     assert len(loaded) == 1  # for the witness
 
 
-def test_a_range_in_which_messages_were_only_queued_is_read_where_all_is_judged_as_a_whole() -> None:
+def test_a_range_with_only_queue_steps_is_read_in_a_whole_run_check() -> None:
     run = told(LOW, HIGH)
     for member in (1, 2):
         run.member(member, "R0", "Q0", "R1", "Q1", "D0", "D1")
@@ -538,7 +555,7 @@ def test_messages_that_lie_in_many_ranges_are_not_read_again_and_again() -> None
     assert found["total_order"].status is Status.VALID
 
 
-def test_what_a_priority_run_does_not_have_is_not_judged_by_windows() -> None:
+def test_windows_cannot_check_explained_gaps_or_several_grades() -> None:
     run = told(LOW)
     run.member(1, "R0", "Q0", "D0")
     trace = run.trace()
@@ -554,7 +571,7 @@ def test_what_a_priority_run_does_not_have_is_not_judged_by_windows() -> None:
     assert {verdict.status for verdict in found.values()} == {Status.UNKNOWN}
 
 
-def test_clean_runs_are_told_by_windows() -> None:
+def test_clean_runs_are_decided_by_windows() -> None:
     for seed in range(8):
         whole, _ = agree(simulated(seed), seed, sizes_of(np.random.default_rng(seed)))
         assert {verdict.status for verdict in whole.values()} == {Status.VALID}

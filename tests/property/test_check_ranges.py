@@ -14,8 +14,7 @@ from unisono.check.ranges import SummarizedRun, check_ranges, overlapping
 from unisono.check.shard_summary import LatencySummary, summarize_range
 from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict
-from unisono.trace.kinds import CODED, NUMBER_COLUMNS, OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import CODED, NUMBER_COLUMNS, OBSERVER, EventKind, RunMeta
 from unisono.trace.table import EMPTY, Mask, MemberLog, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000
@@ -70,7 +69,7 @@ def run(chance: Chance, members: int, slots: int) -> Rows:
                 noted = max(0, slot - int(chance.integers(0, 30) == 0))
                 common = {
                     "sender": sender,
-                    "incarnation": 0,
+                    "sender_incarnation": 0,
                     "sequence": sequence[sender],
                     "place": sender * PLACE + place,
                 }
@@ -100,7 +99,7 @@ def picked(rows: Rows, chance: Chance, kind: EventKind) -> int:
     """One row, in half of all cases the first or the last of a slot: there ranges have their edges."""
     of = np.flatnonzero(rows.kind == kind.code)
     if chance.integers(2):
-        columns = (rows.sequence, rows.index, rows.grade, rows.life, rows.member)
+        columns = (rows.sequence, rows.index, rows.grade, rows.recorder_incarnation, rows.member)
         of = of[np.lexsort([column[of] for column in columns])]
         change = np.diff(rows.slot[of]) != 0
         of = of[np.append(True, change) | np.append(change, True)]
@@ -117,7 +116,7 @@ def changed(rows: Rows, row: int, **values: int) -> Rows:
 def alike(rows: Rows, row: int) -> Mask:
     """The deliveries of the same log and grade."""
     mask: Mask = np.ones(len(rows), dtype=bool)
-    for column in (rows.kind, rows.grade, rows.member, rows.life):
+    for column in (rows.kind, rows.grade, rows.member, rows.recorder_incarnation):
         mask &= column == column[row]
     return mask
 
@@ -181,7 +180,7 @@ def foreign(rows: Rows, chance: Chance) -> Rows:
 
 def reborn(rows: Rows, chance: Chance) -> Rows:
     """A delivery of the same number from another life of its sender."""
-    return changed(rows, picked(rows, chance, EventKind.DELIVER), incarnation=1)
+    return changed(rows, picked(rows, chance, EventKind.DELIVER), sender_incarnation=1)
 
 
 def late(rows: Rows, chance: Chance) -> Rows:
@@ -212,8 +211,8 @@ def repeated(rows: Rows, chance: Chance) -> Rows:
     """Everybody delivers one message again in place of another."""
     one, other = (picked(rows, chance, EventKind.DELIVER) for _ in range(2))
     its = (rows.kind == EventKind.DELIVER.code) & (rows.sender == rows.sender[other])
-    its &= (rows.sequence == rows.sequence[other]) & (rows.incarnation == rows.incarnation[other])
-    columns = {name: getattr(rows, name) for name in ("sender", "incarnation", "sequence")}
+    its &= (rows.sequence == rows.sequence[other]) & (rows.sender_incarnation == rows.sender_incarnation[other])
+    columns = {name: getattr(rows, name) for name in ("sender", "sender_incarnation", "sequence")}
     return replace(rows, **{name: np.where(its, column[one], column) for name, column in columns.items()})
 
 
@@ -235,7 +234,7 @@ def crashed(rows: Rows, chance: Chance) -> Rows:
         kind=EventKind.CRASH.code,
         member=OBSERVER,
         sender=member,
-        incarnation=0,
+        sender_incarnation=0,
         slot=slot,
         place=-1,
         index=-1,
@@ -305,7 +304,7 @@ def test_several_damages(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("damage", "check"), [(swapped, "total_order"), (swapped, "fifo"), (late, "latency")])
-def test_one_part_is_enough_to_see_what_no_other_part_can_excuse(damage: Damage, check: str) -> None:
+def test_one_part_shows_violations_that_no_other_part_can_excuse(damage: Damage, check: str) -> None:
     chance = np.random.default_rng(4)
     rows = run(chance, 3, 60)
     for _ in range(12):
@@ -314,7 +313,7 @@ def test_one_part_is_enough_to_see_what_no_other_part_can_excuse(damage: Damage,
     assert by_ranges(trace, 4, looked_at_rows=1)[check].status is Status.VIOLATED
 
 
-def test_what_a_crashed_member_lacks_is_seen_from_what_it_delivered_in_other_ranges() -> None:
+def test_gaps_of_a_crashed_member_show_from_its_deliveries_in_other_ranges() -> None:
     rows = run(np.random.default_rng(1), 3, 12)
     at = {"kind": EventKind.CRASH.code, "member": OBSERVER, "sender": 2, "slot": 12, "real_ns": 20 * SLOT_NS}
     rows = concatenated([rows, changed(rows.select(np.array([0])), 0, **at)])
@@ -388,7 +387,7 @@ def test_quantiles_of_latencies_are_at_most_a_32nd_and_a_microsecond_above_the_t
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_overlapping_is_what_any_two_spans_say(seed: int) -> None:
+def test_overlapping_matches_a_comparison_of_all_pairs(seed: int) -> None:
     chance = np.random.default_rng(seed)
     firsts = np.arange(seed % 9) * 3 + chance.integers(-4, 5, seed % 9)
     spans = [(n, int(first), int(first + chance.integers(0, 4))) for n, first in enumerate(firsts)]

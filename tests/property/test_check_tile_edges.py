@@ -14,9 +14,8 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.services import SERVICE_CHECKS
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.layout import RangeFiles
-from unisono.trace.meta import TraceDamaged
+from unisono.trace.files import RangeFiles
+from unisono.trace.schema import OBSERVER, EventKind, TraceDamaged
 from unisono.trace.table import Mask, Rows, concatenated
 
 
@@ -70,7 +69,7 @@ def test_a_clean_run_is_proven_by_its_edges(order: str) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICE_CHECKS)
-def test_every_service_is_judged_by_its_own_promises(service: str) -> None:
+def test_every_service_is_checked_by_its_own_promises(service: str) -> None:
     assert equal(clean("causal", 6), service, 2).verdicts.keys() == {"integrity", "latency", *SERVICE_CHECKS[service]}
 
 
@@ -84,8 +83,8 @@ def test_a_send_that_is_lost_at_either_end(which: int, range_slots: int) -> None
     assert report.verdicts["integrity"].count == len(MEMBERS)
 
 
-def test_what_is_not_looked_at_is_not_valid_for_what_is() -> None:
-    """Of the first suspect part it is said that a sender had no time to log; another has what nobody sent."""
+def test_unchecked_parts_do_not_count_as_valid() -> None:
+    """In the first suspect part a sender did not log in time; another part has a message that was never sent."""
     rows = clean("uniform", 20)
     gone = (rows.member == 1) & (rows.slot >= 4)
     crash = rows.select(np.flatnonzero(rows.kind == EventKind.START.code)[:1])
@@ -93,7 +92,7 @@ def test_what_is_not_looked_at_is_not_valid_for_what_is() -> None:
     rows = concatenated([rows.select(~gone), changed(crash, 0, **at)])
     rows = rows.select((rows.sender != 1) | (rows.kind != EventKind.DELIVER.code) | (rows.slot < 9))
     trace = trace_of(rows, "uniform", 0, cut=False)
-    assert "no time to log" in check_all(trace)["integrity"].reason
+    assert "did not log in time" in check_all(trace)["integrity"].reason
     assert by_parts(trace, 1).verdicts["integrity"].status is Status.VALID
     last = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.sender == 3))[-1]
     foreign = trace_of(changed(rows, last, sequence=10_000), "uniform", 0, cut=False)
@@ -122,7 +121,7 @@ def test_messages_whose_rows_lie_all_over_the_run_are_unknown() -> None:
     assert "integrity" not in report.verdicts
 
 
-def test_a_tile_that_would_hold_much_of_the_run_is_unknown() -> None:
+def test_a_shard_that_would_hold_much_of_the_run_is_unknown() -> None:
     rows = clean("uniform", 60)
     again = rows.select(sends(rows, 2))
     again = replace(again, sequence=np.zeros(len(again), dtype=np.int64))
@@ -132,21 +131,21 @@ def test_a_tile_that_would_hold_much_of_the_run_is_unknown() -> None:
     assert "a part of the run has over" in report.verdicts["messages"].reason
 
 
-def test_one_number_out_of_turn_leaves_the_tiles_as_they_are() -> None:
+def test_one_number_out_of_order_does_not_change_the_shards() -> None:
     rows = clean("uniform", 60)
     first = np.flatnonzero(sends(rows, 2))[0]
     report = equal(changed(rows, int(first), sequence=5000), "uniform", 1)
     assert report.verdicts["integrity"].status is Status.VIOLATED
 
 
-def test_what_others_deliver_after_a_log_has_ended_is_cut_too() -> None:
+def test_deliveries_after_the_end_of_a_log_are_divided_too() -> None:
     """A member whose recording stopped goes on sending: its messages are in tiles as if it had logged them."""
     rows = clean("uniform", 60)
     rows = rows.select((rows.sender == 2) & ((rows.member != 2) | (rows.slot < 3)))
     trace = trace_of(rows, "uniform", 0, cut=True)
     report = by_parts(trace, 1)
     agree(report, check_all(trace), "cut")
-    assert "is not whole" in report.verdicts["integrity"].reason
+    assert "is incomplete" in report.verdicts["integrity"].reason
 
 
 def exchanged(rows: Rows, members: tuple[int, ...], one: int, other: int) -> Rows:
@@ -162,7 +161,7 @@ def first_place(rows: Rows, slot: int) -> int:
     return int(rows.place[finals(rows, 1) & (rows.slot >= slot)].min())
 
 
-def test_a_final_sequence_whose_slots_are_out_of_turn_is_judged_by_its_numbers() -> None:
+def test_a_final_sequence_with_slots_out_of_order_is_checked_by_its_numbers() -> None:
     rows = clean("vbr", 20)
     scrambled = exchanged(rows, MEMBERS, first_place(rows, 5), first_place(rows, 9))
     assert equal(scrambled, "vbr", 4).verdicts["final_order"].status is Status.VALID
@@ -175,7 +174,7 @@ def test_a_final_sequence_whose_slots_are_out_of_turn_is_judged_by_its_numbers()
         assert report.verdicts["final_order"].status is Status.VIOLATED
 
 
-def test_what_a_member_lacks_counts_however_long_the_others_are_silent() -> None:
+def test_a_missing_message_counts_after_any_silence() -> None:
     rows = clean("causal", 14)
     early = np.flatnonzero((rows.kind == EventKind.SEND.code) & (rows.sender == 3))[0]
     lacking = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.sender == 3)
@@ -186,7 +185,7 @@ def test_what_a_member_lacks_counts_however_long_the_others_are_silent() -> None
     assert report.verdicts["causal"].status is Status.VIOLATED
 
 
-def test_what_a_member_lacks_counts_though_it_never_sends() -> None:
+def test_a_missing_message_counts_at_a_member_that_never_sends() -> None:
     rows = clean("causal", 6)
     rows = rows.select((rows.sender != 2) | (rows.sequence < 0))
     first = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2))[0]
@@ -194,7 +193,7 @@ def test_what_a_member_lacks_counts_though_it_never_sends() -> None:
     assert report.verdicts["causal"].status is Status.VIOLATED
 
 
-def test_what_a_member_delivered_late_counts_though_it_lacks_what_came_between() -> None:
+def test_a_late_delivery_counts_although_messages_between_are_missing() -> None:
     rows = clean("causal", 4)
     delivered = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2)
     last = np.flatnonzero(delivered & (rows.slot == 0) & (rows.sender == 1))
@@ -205,7 +204,7 @@ def test_what_a_member_delivered_late_counts_though_it_lacks_what_came_between()
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_message_sent_after_its_sender_had_delivered_what_is_much_later(silent: bool) -> None:
+def test_a_message_sent_after_its_sender_delivered_a_much_later_one(silent: bool) -> None:
     """All deliver it before a message of distant slots that its sender had delivered, and after all near ones.
 
     Where the sender is `silent`, it has delivered nothing of the slot between.
@@ -257,7 +256,7 @@ def test_a_number_of_the_final_sequence_with_two_messages() -> None:
         assert "of the final order is" in str(report.verdicts["final_order"].witness)
         unread = by_parts(trace_of(damaged, "vbr", 0, cut=False), 4, looked_at_rows=1).verdicts["final_order"]
         assert unread.status is Status.UNKNOWN
-        assert "more than the 1 looked at" in unread.reason
+        assert "more than the 1 rows checked" in unread.reason
 
 
 def test_a_member_that_never_delivered_finally() -> None:
@@ -268,7 +267,7 @@ def test_a_member_that_never_delivered_finally() -> None:
 
 
 @pytest.mark.parametrize("order", ["causal", "vbr"])
-def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_unknown_whenever_it_is_found(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = in_memory(trace_of(clean(order), order, 0, cut=False), 5, monkeypatch)
     reads = [0]
 
@@ -290,7 +289,7 @@ def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.Mo
     assert after > 2 * len(MEMBERS), "surveys and tiles"
 
 
-def test_a_run_ends_with_what_counts() -> None:
+def test_a_run_ends_with_its_last_relevant_row() -> None:
     """The last early delivery: of final deliveries over slots it ends the run, between groups it does not."""
     for order in ("vbr", "graded"):
         rows = clean(order)

@@ -33,10 +33,8 @@ from tests.property.test_check_ranges import (
 from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.files import read_trace, write_trace
-from unisono.trace.kinds import CODED, NUMBER_COLUMNS, EventKind
-from unisono.trace.layout import Layout, PartFile, RangeFiles
-from unisono.trace.meta import RunMeta
+from unisono.trace.files import Layout, PartFile, RangeFiles, read_trace, write_trace
+from unisono.trace.schema import CODED, NUMBER_COLUMNS, EventKind, RunMeta
 from unisono.trace.table import EMPTY, MemberLog, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000
@@ -92,7 +90,7 @@ def run(chance: Chance, order: str, slots: int) -> Rows:
     rows.append({"kind": EventKind.NOTICE.code, "member": 1, "sender": 1, "slot": slots, "real_ns": 5 * 10**9})
     everything = rows_of(rows, SETS if order in {"quasi_genuine", "graded"} else ())
     zeros = np.zeros(len(everything), dtype=np.int64)
-    return replace(everything, life=zeros, incarnation=zeros)
+    return replace(everything, recorder_incarnation=zeros, sender_incarnation=zeros)
 
 
 def strayed(rows: Rows, chance: Chance) -> Rows:
@@ -136,20 +134,27 @@ def returned(rows: Rows, chance: Chance) -> Rows:
     gone = crashed(rows, chance)
     at = np.flatnonzero(gone.kind == EventKind.CRASH.code)[-1:]
     member, slot = int(gone.sender[at[0]]), int(gone.slot[at[0]])
-    again = (rows.member == member) & (rows.slot >= slot) & (rows.life == 0) & (rows.kind != EventKind.START.code)
+    again = (
+        (rows.member == member)
+        & (rows.slot >= slot)
+        & (rows.recorder_incarnation == 0)
+        & (rows.kind != EventKind.START.code)
+    )
     sent = rows.sequence[again & (rows.kind == EventKind.SEND.code)]
     first = int(sent.min()) if len(sent) else int(rows.sequence.max()) + 1
-    its = (rows.sender == member) & (rows.sequence >= first) & (rows.incarnation == 0)
+    its = (rows.sender == member) & (rows.sequence >= first) & (rows.sender_incarnation == 0)
     delivered = again & (rows.kind == EventKind.DELIVER.code)
     had = int(rows.index[delivered].min()) if delivered.any() else 0
     anew = replace(
         rows,
-        life=np.where(again, 1, rows.life),
-        incarnation=np.where(its, 1, rows.incarnation),
+        recorder_incarnation=np.where(again, 1, rows.recorder_incarnation),
+        sender_incarnation=np.where(its, 1, rows.sender_incarnation),
         sequence=np.where(its, rows.sequence - first, rows.sequence),
         index=np.where(delivered, rows.index - had, rows.index),
     )
-    start = changed(gone.select(at), 0, kind=EventKind.START.code, member=member, life=1, incarnation=1)
+    start = changed(
+        gone.select(at), 0, kind=EventKind.START.code, member=member, recorder_incarnation=1, sender_incarnation=1
+    )
     return concatenated([anew, gone.select(at), start])
 
 
@@ -203,7 +208,7 @@ def trace_of(rows: Rows, order: str, lost: int, cut: bool) -> Trace:
     gone = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
     order = "quasi_genuine" if order == "graded" else order
     meta = RunMeta("r", "g", order, MEMBERS, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, True, "simulator")
-    known = {(m, 0) for m in MEMBERS} | set(zip(rows.member.tolist(), rows.life.tolist(), strict=True))
+    known = {(m, 0) for m in MEMBERS} | set(zip(rows.member.tolist(), rows.recorder_incarnation.tolist(), strict=True))
     logs = [
         MemberLog(m, life, closed=not (m in gone and life == 0) and not (cut and m == 2), dropped=lost if m == 1 else 0)
         for m, life in sorted(known)
@@ -218,11 +223,11 @@ def in_memory(trace: Trace, range_slots: int, patch: pytest.MonkeyPatch) -> Call
     for number in np.unique(trace.slot // range_slots).tolist():
         here, parts = trace.slot // range_slots == number, []
         for log in trace.logs:
-            rows = trace.select(here & (trace.member == log.member) & (trace.life == log.life))
+            rows = trace.select(here & (trace.member == log.member) & (trace.recorder_incarnation == log.incarnation))
             if len(rows):
-                path = f"{number}.{log.member}.{log.life}"
+                path = f"{number}.{log.member}.{log.incarnation}"
                 files[path] = as_read(rows, number)
-                parts.append(PartFile(path, log.member, log.life, len(rows), None))
+                parts.append(PartFile(path, log.member, log.incarnation, len(rows), None))
         ranges.append(RangeFiles(number * range_slots, (number + 1) * range_slots - 1, tuple(parts), "r", "g"))
 
     def read_range(of: RangeFiles, *, all_columns: bool = False, checked: bool = False) -> list[Rows]:
@@ -323,7 +328,7 @@ def test_from_files_as_from_memory(order: str, tmp_path: Path) -> None:
     agree(report, check_all(read_trace(folder)), order)
 
 
-def test_what_is_suspect_beyond_what_is_looked_at_is_never_valid() -> None:
+def test_suspect_rows_beyond_the_limit_are_never_valid() -> None:
     chance = np.random.default_rng(3)
     rows = run(chance, "uniform", 30)
     for _ in range(9):

@@ -7,11 +7,10 @@ from itertools import combinations, pairwise, permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.check.order_kernel import merge_summaries, summarize_order
-from unisono.check.total_order import total_order
+from unisono.check.total_order import merge_summaries, summarize_order, total_order
 from unisono.check.verdict import Status
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import RunMeta
 from unisono.trace.table import Trace
 
 Message = tuple[int, int]
@@ -51,7 +50,7 @@ def recorded(run: dict[int, list[Row]]) -> Trace:
         for index, ((sender, sequence), (slot, place)) in enumerate(rows):
             memory.recorder(member).delivered(
                 sender=sender,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=sequence,
                 count=1,
                 sizes=0,

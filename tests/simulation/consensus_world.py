@@ -10,9 +10,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
+from tests.worlds.check_consensus import DecisionReported, Proposed, consensus
+
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import RestoredState
-from unisono.check.consensus import DecisionReported, Proposed, consensus
 from unisono.check.verdict import Verdict
 from unisono.model.stored_records import StoredRecords
 from unisono.sim.disk import SimDisk

@@ -8,12 +8,11 @@ from random import Random
 
 from unisono.agreement.membership.multicast import Receive, ReceiveUnicast
 from unisono.agreement.membership.views import Membership, NewView, NoLongerMember, StateReceived, StateRequested
-from unisono.check.fifo import fifo
+from unisono.check.priority import view_atomicity
+from unisono.check.total_order import fifo
 from unisono.check.verdict import Status, Verdict
-from unisono.check.view_atomicity import view_atomicity
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.wire.frame import Frame
 
 MS = 1_000_000
@@ -108,7 +107,7 @@ class MembershipWorld:
             if member.automaton is None:
                 return
             body = b"%d" % member.sent + b"." * self.chance.choice((0, 10, 500))
-            self.memory_trace.recorder(number, life=member.incarnation).sent(
+            self.memory_trace.recorder(number, incarnation=member.incarnation).sent(
                 first_sequence=member.sent, count=1, sizes=1, slot=0, first_place=0, real_ns=self.now, local_ns=self.now
             )
             member.sent += 1
@@ -145,7 +144,7 @@ class MembershipWorld:
     def flush(self, member: Member) -> None:
         automaton = member.automaton
         assert automaton is not None
-        recorder = self.memory_trace.recorder(member.number, life=member.incarnation)
+        recorder = self.memory_trace.recorder(member.number, incarnation=member.incarnation)
         while automaton.stream:
             event = automaton.stream.pop(0)
             match event:
@@ -153,7 +152,7 @@ class MembershipWorld:
                     sequence = int(event.body.rstrip(b"."))
                     recorder.delivered(
                         sender=event.sender,
-                        incarnation=event.incarnation,
+                        sender_incarnation=event.incarnation,
                         first_sequence=sequence,
                         count=1,
                         sizes=1,

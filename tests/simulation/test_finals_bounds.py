@@ -22,7 +22,7 @@ from unisono.qos.plan.planner import plan
 from unisono.sim.run import build_world, drain_ns, run, run_meta
 from unisono.sim.world import World
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 
 
 def order_of(world: World, member: int) -> final.FinalOrder:

@@ -10,7 +10,7 @@ from unisono.check.verdict import Status
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
 from unisono.sim.run import build_world, drain_ns, run, run_meta
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -60,9 +60,9 @@ def test_an_excluded_member_rejoins_by_itself(order: str) -> None:
     assert len(set(last.values())) == 1, "all members end in the same view"
     sent, delivered = trace.sends(), trace.deliveries()
     for member in (1, 4, 5):
-        sent_again = (sent.sender == member) & (sent.incarnation == 2)
+        sent_again = (sent.sender == member) & (sent.sender_incarnation == 2)
         assert sent_again.any(), "the new incarnation sends"
-        assert ((delivered.member == member) & (delivered.life == 2)).any(), "and delivers"
+        assert ((delivered.member == member) & (delivered.recorder_incarnation == 2)).any(), "and delivers"
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_the_drawn_troubles_have_effects() -> None:
         result, _ = outcome(seed)
         sends, deliveries = result.trace.sends(), result.trace.deliveries()
         counts["faults had effects"] += any(result.fault_hits)
-        counts["restarted"] += bool((deliveries.life > 1).any())
+        counts["restarted"] += bool((deliveries.recorder_incarnation > 1).any())
         counts["leader_lost"] += any(
             v.kind == "leader_lost" for violations in result.violations.values() for v in violations
         )

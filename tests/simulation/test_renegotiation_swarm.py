@@ -13,7 +13,7 @@ import sys
 import pytest
 from tests.simulation.seed_ranges import run_ranges
 
-from unisono.check.slot_bounds import latency_in_force
+from unisono.check.latency_in_force import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause
@@ -23,7 +23,7 @@ from unisono.sim.run import build_world, run_meta
 from unisono.sim.swarm.vbr import renegotiated
 from unisono.sim.world import World
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 
 SEEDS, SLOW_SEEDS = range(120), range(10_000, 15_000)
 CHUNK = 30

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.planted import parts_of
-from tests.recorded import record_run
+from tests.planted_violations import parts_of
+from tests.recorded_runs import record_run
 
+from unisono.check.columns import excused_members
 from unisono.check.final import accountable_runs
-from unisono.check.member_runs import excused_members
+from unisono.check.latency_in_force import latency_in_force
 from unisono.check.multigroup import genuineness_over_time
-from unisono.check.slot_bounds import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, Witness
 from unisono.model.events import (
@@ -39,7 +39,7 @@ from unisono.sim.swarm.multigroup import groups_scenario
 from unisono.sim.swarm.orders import any_order
 from unisono.sim.swarm.vbr import churning, renegotiated, stormy
 from unisono.trace.files import read_part, write_part, write_trace
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Trace, concatenated
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
-from unisono.check.fifo import fifo
+from unisono.check.completeness import agreement, uniform_agreement
 from unisono.check.suite import check_all
+from unisono.check.total_order import fifo
 from unisono.check.verdict import Status, Verdict
 from unisono.model.delays import DelayModel, ExponentialDelay, UniformDelay, truncated_to
 from unisono.model.faults import Crash, Duplication, Loss, Span
@@ -28,7 +28,7 @@ from unisono.net.rmcast.layer import Rmcast
 from unisono.sim import run
 from unisono.sim.result import Result
 from unisono.sim.world import World
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Trace
 
 MS = 1_000_000

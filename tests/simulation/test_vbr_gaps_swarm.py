@@ -19,7 +19,7 @@ from unisono.sim.run import build_world
 from unisono.sim.swarm.vbr import churning
 from unisono.sim.world import World
 from unisono.stack import Stack
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import RunMeta
 
 SEEDS, SLOW_SEEDS = range(72), range(10_000, 30_000)
 CHUNK = 12

@@ -8,17 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.check.fifo import fifo
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.integrity import integrity
-from unisono.check.latency import latency, latency_statistics
-from unisono.check.order_kernel import merge_summaries, summarize_order
+from unisono.check.completeness import gap_freedom, integrity
 from unisono.check.suite import check_all
-from unisono.check.total_order import total_order
+from unisono.check.timing import latency, latency_statistics
+from unisono.check.total_order import fifo, merge_summaries, summarize_order, total_order
 from unisono.check.verdict import MessageId, Status, Verdict, overall
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Trace
 
 SLOT_NS = 1_000_000
@@ -82,7 +78,7 @@ class Run:
                 real_ns = key(message)[0] * SLOT_NS + self.took_ns.get((member, message), BOUND_NS)
                 recorder.delivered(
                     sender=message[0],
-                    incarnation=0,
+                    sender_incarnation=0,
                     first_sequence=message[1],
                     count=1,
                     sizes=10,
@@ -96,7 +92,7 @@ class Run:
 
     def happened(self, kind: EventKind, member: int, slot: int) -> None:
         self.memory.recorder(OBSERVER).event(
-            kind, slot=slot, real_ns=slot * SLOT_NS, local_ns=slot * SLOT_NS, subject=member, incarnation=0
+            kind, slot=slot, real_ns=slot * SLOT_NS, local_ns=slot * SLOT_NS, subject=member, subject_incarnation=0
         )
 
 
@@ -223,7 +219,7 @@ def test_missing_message_is_a_gap_and_no_disorder() -> None:
     assert verdict.status is Status.VIOLATED
     assert verdict.count == 1
     assert verdict.witness is not None
-    assert verdict.witness.text.startswith("member 3 never delivered (1,4) of slot 2, member 1 delivered it")
+    assert verdict.witness.text.startswith("member 3 never delivered (1,4) of slot 2; member 1 delivered it")
     assert total_order(trace).status is Status.VALID
 
 
@@ -235,7 +231,7 @@ def test_member_that_stops_delivering_is_caught_by_the_bound() -> None:
     assert gap_freedom(run.trace(), until_slot=0).status is Status.VALID
 
 
-def test_what_is_younger_than_the_bound_at_the_end_is_not_due() -> None:
+def test_a_message_younger_than_the_bound_at_the_end_is_not_due() -> None:
     run = Run()
     for messages in run.delivered.values():
         del messages[-6:]
@@ -254,7 +250,7 @@ def test_key_of_a_message_is_that_of_its_delivery_not_of_its_send() -> None:
     assert gap_freedom(trace).status is Status.VALID
 
 
-def test_message_that_nobody_delivered() -> None:
+def test_an_undelivered_message_is_a_gap() -> None:
     run = Run()
     for messages in run.delivered.values():
         messages.remove((1, 4))
@@ -264,10 +260,10 @@ def test_message_that_nobody_delivered() -> None:
         assert verdict.status is Status.VIOLATED
         assert verdict.count == 3
         assert verdict.witness is not None
-        assert verdict.witness.text == "member 1 never delivered (1,4) of slot 2, nor did anybody else"
+        assert verdict.witness.text == "member 1 never delivered (1,4) of slot 2, nor did any other member"
 
 
-def test_what_a_crashed_member_sent_is_due_once_a_correct_member_delivered_it() -> None:
+def test_a_crashed_members_message_is_due_once_a_correct_member_delivered_it() -> None:
     run = Run()
     run.happened(EventKind.CRASH, 3, slot=2)
     run.sent = [m for m in run.sent if m[0] != 3 or m[1] < 4]
@@ -312,7 +308,7 @@ def test_message_is_due_only_at_its_destinations() -> None:
         for member in (1, 2):
             memory.recorder(member).delivered(
                 sender=1,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=0,
                 count=1,
                 sizes=1,
@@ -379,7 +375,7 @@ def test_clean_run_is_valid_in_every_respect() -> None:
     assert all(v.witness is None and v.count == 0 for v in verdicts.values())
 
 
-def test_only_what_was_promised_is_checked() -> None:
+def test_only_promises_are_checked() -> None:
     assert set(check_all(Run().trace(reliable=False, bound_ns=None))) == {
         "total_order",
         "integrity",
@@ -451,17 +447,17 @@ def test_cut_log_of_a_killed_member(crash_seen: bool) -> None:
     assert found["gap_freedom"] == expected
     assert found["total_order"] == "valid"
     if crash_seen:
-        assert integrity(trace).reason == "4 deliveries are of messages that a crashed sender had no time to log"
+        assert integrity(trace).reason == "4 deliveries are of messages that a crashed sender did not log in time"
 
 
 def test_restarted_member_begins_to_count_again() -> None:
     memory = MemoryTrace("r", "g")
     for life in (0, 5):
-        recorder = memory.recorder(1, life=life)
+        recorder = memory.recorder(1, incarnation=life)
         recorder.sent(first_sequence=0, count=3, sizes=1, slot=life, first_place=0, real_ns=life, local_ns=0)
         recorder.delivered(
             sender=1,
-            incarnation=life,
+            sender_incarnation=life,
             first_sequence=0,
             count=3,
             sizes=1,
@@ -471,18 +467,18 @@ def test_restarted_member_begins_to_count_again() -> None:
             real_ns=life,
             local_ns=0,
         )
-    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=3, real_ns=3, local_ns=3, subject=1, incarnation=0)
-    memory.recorder(OBSERVER).event(EventKind.START, slot=5, real_ns=5, local_ns=5, subject=1, incarnation=5)
+    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=3, real_ns=3, local_ns=3, subject=1, subject_incarnation=0)
+    memory.recorder(OBSERVER).event(EventKind.START, slot=5, real_ns=5, local_ns=5, subject=1, subject_incarnation=5)
     assert overall(check_all(memory.trace(meta((1,))))) is Status.VALID
 
 
-def test_grades_are_judged_one_by_one() -> None:
+def test_grades_are_checked_one_by_one() -> None:
     memory = MemoryTrace("r", "g")
     memory.recorder(1).sent(first_sequence=0, count=2, sizes=1, slot=0, first_place=0, real_ns=0, local_ns=0)
     for grade in ("early", "final"):
         memory.recorder(1).delivered(
             sender=1,
-            incarnation=0,
+            sender_incarnation=0,
             first_sequence=0,
             count=2,
             sizes=1,
@@ -506,7 +502,7 @@ def test_ranges_join_to_the_summary_of_the_whole() -> None:
     assert whole.dense
 
 
-def test_ranges_show_what_crosses_their_edge() -> None:
+def test_ranges_show_violations_across_their_edges() -> None:
     run = Run()
     swap(run.delivered[2], (3, 1), (1, 2))  # the last of slot 0 and the first of slot 1
     deliveries = run.trace().deliveries()

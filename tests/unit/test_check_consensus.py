@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.worlds.check_consensus import DecisionReported, Proposed, consensus
 
-from unisono.check.consensus import DecisionReported, Proposed, consensus
 from unisono.check.verdict import Status
 
 PROPOSED = [Proposed(1, 1, b"a"), Proposed(2, 1, b"b"), Proposed(1, 2, b"c"), Proposed(2, 3, b"d")]
@@ -23,7 +23,7 @@ def test_a_right_run_is_valid() -> None:
     assert verdict.figures == {"instances": 3}
 
 
-def test_a_new_life_may_be_told_again() -> None:
+def test_a_new_incarnation_may_learn_decisions_again() -> None:
     assert (
         consensus(PROPOSED, [DecisionReported(1, 1, 1, b"a"), DecisionReported(1, 2, 1, b"a")]).status is Status.VALID
     )
@@ -40,8 +40,8 @@ def test_a_new_life_may_be_told_again() -> None:
             [DecisionReported(1, 1, 1, b"a"), DecisionReported(1, 2, 1, b"b")],
             "member 1 decided b'b' for 1, member 1 b'a'",
         ),
-        ([DecisionReported(1, 1, 1, b"x")], "member 1 decided b'x' for 1, which nobody proposed for it"),
-        ([DecisionReported(1, 1, 1, b"c")], "which nobody proposed for it"),
+        ([DecisionReported(1, 1, 1, b"x")], "member 1 decided b'x' for 1, which no member proposed"),
+        ([DecisionReported(1, 1, 1, b"c")], "which no member proposed"),
         ([DecisionReported(1, 1, 2, b"c")], "member 1 decided instance 2 after instance 0"),
         (
             [DecisionReported(1, 1, 1, b"a"), DecisionReported(1, 1, 1, b"a")],

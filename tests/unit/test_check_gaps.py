@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unisono.check.gaps_explained import gaps_explained
+from unisono.check.completeness import gaps_explained
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.model.events import Violation, ViolationKind
@@ -16,9 +16,8 @@ from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Scenario
 from unisono.sim import run
 from unisono.sim.swarm.vbr import churning
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, told_extras, view_extras
+from unisono.trace.recorder import MemoryTrace, report_extras, view_extras
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Mask, MemberLog, Trace
 
 SLOT_NS = 1_000_000
@@ -44,10 +43,10 @@ class Run:
     def happened(self, kind: EventKind, member: int, slot: int, subject: int | None = None) -> None:
         by = OBSERVER if kind is EventKind.CRASH else member
         at, about = slot * SLOT_NS, subject if by else member
-        self.memory.recorder(by).event(kind, slot=slot, real_ns=at, local_ns=at, subject=about, incarnation=0)
+        self.memory.recorder(by).event(kind, slot=slot, real_ns=at, local_ns=at, subject=about, subject_incarnation=0)
 
     def stood_still(self, member: int, slot: int) -> None:
-        paused = told_extras(Violation(ViolationKind.PAUSED, "this member stood still for 9 ms"))
+        paused = report_extras(Violation(ViolationKind.PAUSED, "this member stood still for 9 ms"))
         at = slot * SLOT_NS
         self.memory.recorder(member).event(EventKind.VIOLATION, slot=slot, real_ns=at, local_ns=at, extras=paused)
 
@@ -75,7 +74,7 @@ class Run:
             for index, (sender, slot) in enumerate(got):
                 self.memory.recorder(member).delivered(
                     sender=sender,
-                    incarnation=0,
+                    sender_incarnation=0,
                     first_sequence=slot,
                     count=1,
                     sizes=10,
@@ -102,14 +101,14 @@ def violated(verdict: Verdict, member: int, message: Message, count: int) -> Non
 # -- planted gaps ------------------------------------------------------------------------------------------------
 
 
-def test_a_message_dropped_at_one_member_is_named_with_who_delivered_it() -> None:
+def test_a_message_dropped_at_one_member_is_named_with_a_member_that_delivered_it() -> None:
     lacking = Run()
     lacking.lacks(3, (2, 4))
     verdict = lacking.verdict()
     violated(verdict, 3, (2, 4), 1)
     assert verdict.witness is not None
     assert verdict.witness.text == (
-        "member 3 never delivered (2,4) of slot 4, though it had member 2 in its list and noted no gap; "
+        "member 3 never delivered (2,4) of slot 4, although it had member 2 in its list and recorded no gap; "
         "member 1 delivered it at index 13"
     )
 
@@ -120,14 +119,14 @@ def test_a_whole_slot_dropped_at_one_member_counts_every_message_and_names_the_f
     violated(lacking.verdict(), 1, (1, 4), 3)
 
 
-def test_a_message_that_nobody_delivered_is_held_against_its_sender() -> None:
+def test_an_undelivered_message_is_due_at_its_sender() -> None:
     lacking = Run()
     for member in META.members:
         lacking.lacks(member, (2, 4))
     verdict = lacking.verdict()
     violated(verdict, 2, (2, 4), 1)
     assert verdict.witness is not None
-    assert verdict.witness.text == "member 2 never delivered (2,4) of slot 4, its own, nor did anybody else"
+    assert verdict.witness.text == "member 2 never delivered (2,4) of slot 4, its own message, nor did any other member"
 
 
 @pytest.mark.parametrize(("until_slot", "status"), [(SLOTS + 5, Status.VIOLATED), (SLOTS + 3, Status.VALID)])
@@ -137,7 +136,7 @@ def test_the_last_message_is_due_once_its_bound_has_passed(until_slot: int, stat
     assert lacking.verdict(until_slot).status is status
 
 
-def test_who_left_in_order_has_all_of_its_slots_whenever_the_run_ended() -> None:
+def test_a_member_that_left_in_good_order_owes_all_of_its_slots() -> None:
     lacking = Run()
     lacking.lacks(2, (3, SLOTS - 1))
     lacking.happened(EventKind.LEAVE, 2, SLOTS)
@@ -153,7 +152,7 @@ def test_a_gap_of_another_slot_or_of_another_sender_or_at_another_member_explain
     violated(lacking.verdict(), 3, (2, 4), 1)
 
 
-def test_a_crash_does_not_explain_what_a_member_lacks_of_a_slot_that_it_saw_end() -> None:
+def test_a_crash_does_not_explain_a_gap_in_a_slot_that_the_member_saw_end() -> None:
     lacking = Run()
     lacking.sent = [message for message in lacking.sent if message[0] != 2 or message[1] < 6]
     lacking.happened(EventKind.CRASH, 2, 6)
@@ -169,7 +168,7 @@ def test_a_list_that_has_the_sender_again_explains_no_gap_after_that() -> None:
     violated(lacking.verdict(), 3, (2, 4), 1)
 
 
-def test_of_two_lists_for_one_slot_only_what_both_have_counts() -> None:
+def test_of_two_lists_for_one_slot_only_common_members_count() -> None:
     lacking = Run()
     lacking.viewed(3, 4, (1, 3))
     lacking.viewed(3, 4, (1, 2, 3))
@@ -210,7 +209,7 @@ def test_a_sender_that_is_not_in_the_members_list() -> None:
     explained(lacking, unlisted=2)
 
 
-def test_a_crash_of_the_sender_explains_what_nobody_delivered() -> None:
+def test_a_crash_of_the_sender_explains_an_undelivered_message() -> None:
     lacking = Run()
     lacking.happened(EventKind.CRASH, 2, 4)
     for member in META.members:
@@ -230,7 +229,7 @@ def test_a_crash_of_the_sender_with_a_gap_at_some() -> None:
 
 
 @pytest.mark.parametrize("end", [EventKind.LEAVE, EventKind.CRASH])
-def test_who_has_gone_is_held_to_nothing_more(end: EventKind) -> None:
+def test_a_departed_member_owes_nothing_more(end: EventKind) -> None:
     lacking = Run()
     lacking.sent = [message for message in lacking.sent if message[0] != 3 or message[1] < 5]
     lacking.happened(end, 3, 5)
@@ -238,7 +237,7 @@ def test_who_has_gone_is_held_to_nothing_more(end: EventKind) -> None:
     explained(lacking)
 
 
-def test_who_has_not_begun_is_held_to_nothing_before() -> None:
+def test_a_member_owes_nothing_before_its_start() -> None:
     lacking = Run()
     lacking.happened(EventKind.START, 3, 3)
     lacking.sent = [message for message in lacking.sent if message[0] != 3 or message[1] >= 3]
@@ -246,11 +245,11 @@ def test_who_has_not_begun_is_held_to_nothing_before() -> None:
     explained(lacking)
 
 
-def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_well() -> None:
+def test_messages_of_an_old_incarnation_are_not_due_in_slots_of_the_next() -> None:
     def run(*lacked: Message) -> Run:
         lacking = Run()
-        later, at_ns = lacking.memory.recorder(2, life=1), SLOTS * SLOT_NS
-        later.event(EventKind.START, slot=5, real_ns=at_ns, local_ns=0, subject=2, incarnation=1)
+        later, at_ns = lacking.memory.recorder(2, incarnation=1), SLOTS * SLOT_NS
+        later.event(EventKind.START, slot=5, real_ns=at_ns, local_ns=0, subject=2, subject_incarnation=1)
         later.event(EventKind.VIEW, slot=5, real_ns=at_ns, local_ns=0, extras=view_extras(5, (2,)))
         lacking.lacks(3, *lacked)
         return lacking
@@ -261,7 +260,7 @@ def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_w
     violated(run((1, 5)).verdict(), 3, (1, 5), 1)
 
 
-def test_who_stood_still_is_not_held_to_the_bound_but_to_what_it_came_past() -> None:
+def test_a_paused_member_owes_messages_that_it_passed_but_not_the_bound() -> None:
     lacking = Run()
     lacking.stood_still(3, 6)
     lacking.lacks(3, *[message for message in lacking.sent if message[1] >= 6])
@@ -293,11 +292,11 @@ def test_a_log_that_lacks_rows_makes_a_gap_unknown_and_nothing_else() -> None:
     assert "the log of member 3 lacks rows and 1 deliveries that were due" in verdict.reason
 
 
-def test_a_log_that_was_not_closed_is_held_to_what_it_came_past() -> None:
+def test_a_log_that_was_not_closed_owes_messages_that_it_passed() -> None:
     lacking = Run()
     lacking.lacks(3, (3, SLOTS - 1))
     trace = lacking.trace()
-    logs = tuple(MemberLog(log.member, log.life, closed=log.member != 3) for log in trace.logs)
+    logs = tuple(MemberLog(log.member, log.incarnation, closed=log.member != 3) for log in trace.logs)
     verdict = gaps_explained(replace(trace, logs=logs))
     assert verdict.status is Status.UNKNOWN
     assert "the log of member 3 was not closed, and no CRASH says why" in verdict.reason
@@ -312,7 +311,7 @@ def without(trace: Trace, gone: Mask) -> Trace:
     index = kept.index.copy()
     delivers = kept.kind == EventKind.DELIVER.code
     for log in trace.logs:
-        own = delivers & (kept.member == log.member) & (kept.life == log.life)
+        own = delivers & (kept.member == log.member) & (kept.recorder_incarnation == log.incarnation)
         index[own] = np.arange(int(own.sum()))
     return replace(kept, index=index)
 
@@ -334,13 +333,17 @@ def one_message(trace: Trace, row: int) -> Mask:
 
 def its_slot(trace: Trace, row: int) -> Mask:
     """Everything of one slot at one member."""
-    same = (trace.member == trace.member[row]) & (trace.life == trace.life[row]) & (trace.slot == trace.slot[row])
+    same = (
+        (trace.member == trace.member[row])
+        & (trace.recorder_incarnation == trace.recorder_incarnation[row])
+        & (trace.slot == trace.slot[row])
+    )
     return np.asarray(same & (trace.kind == EventKind.DELIVER.code))
 
 
 def at_everyone(trace: Trace, row: int) -> Mask:
     """One message at everybody."""
-    same = (trace.sender == trace.sender[row]) & (trace.incarnation == trace.incarnation[row])
+    same = (trace.sender == trace.sender[row]) & (trace.sender_incarnation == trace.sender_incarnation[row])
     return np.asarray(same & (trace.sequence == trace.sequence[row]) & (trace.kind == EventKind.DELIVER.code))
 
 
@@ -352,12 +355,12 @@ def test_planted_in_a_run_with_crashes_joins_and_leaves_it_is_caught(plant: Plan
     trace, until_ns = result.trace, result.until_ns
     assert gaps_explained(trace, until_ns=until_ns).status is Status.VALID
     crashes = trace.of_kind(EventKind.CRASH)
-    crashed = set(zip(crashes.sender.tolist(), crashes.incarnation.tolist(), strict=True))
+    crashed = set(zip(crashes.sender.tolist(), crashes.sender_incarnation.tolist(), strict=True))
     candidates = [
         row
         for row in np.flatnonzero(trace.kind == EventKind.DELIVER.code).tolist()
-        if (int(trace.sender[row]), int(trace.incarnation[row])) not in crashed
-        and (int(trace.member[row]), int(trace.life[row])) not in crashed
+        if (int(trace.sender[row]), int(trace.sender_incarnation[row])) not in crashed
+        and (int(trace.member[row]), int(trace.recorder_incarnation[row])) not in crashed
     ]
     assert len(candidates) > 20
     for row in candidates[:: len(candidates) // 10]:
@@ -365,7 +368,7 @@ def test_planted_in_a_run_with_crashes_joins_and_leaves_it_is_caught(plant: Plan
         assert verdict.status is Status.VIOLATED, (row, verdict)
         assert verdict.witness is not None
         if plant is one_message:
-            named = MessageId(int(trace.sender[row]), int(trace.incarnation[row]), int(trace.sequence[row]))
+            named = MessageId(int(trace.sender[row]), int(trace.sender_incarnation[row]), int(trace.sequence[row]))
             assert verdict.witness.messages == (named,)
             assert verdict.witness.members[0] == int(trace.member[row])
 
@@ -385,7 +388,7 @@ def test_loss_and_crashes_do_leave_gaps_so_the_runs_are_not_tame() -> None:
     assert sum(found["unlisted"] for found in figures) > 0
 
 
-def test_a_run_that_promised_no_gaps_is_judged_by_gap_freedom_and_one_that_did_not_by_this() -> None:
+def test_runs_that_promised_no_gaps_use_gap_freedom_and_others_this_checker() -> None:
     calm, stormy = Run().trace(reliable=True), Run().trace()
     assert "gaps_explained" not in check_all(calm)
     assert "gap_freedom" not in check_all(stormy)

@@ -10,9 +10,8 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import TopologyChange
 from unisono.model.topology import Topology
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, told_extras
+from unisono.trace.recorder import MemoryTrace, report_extras
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
 PAIR = Topology({"a": (1, 2), "b": (3, 4), "c": (5,)}, {"a": ("a", "b"), "b": ("b",), "c": ()})
@@ -28,13 +27,13 @@ class Run:
         self.delivered: dict[int, int] = {}
         self.sent: dict[int, int] = {}
         for member in PAIR.members:
-            self.memory.recorder(member, life=1).event(EventKind.START, slot=0, real_ns=0, local_ns=0)
+            self.memory.recorder(member, incarnation=1).event(EventKind.START, slot=0, real_ns=0, local_ns=0)
 
     def send(self, member: int, to: tuple[int, ...]) -> tuple[int, int]:
         self.now += 1
         number = self.sent[member] = self.sent.get(member, -1) + 1
         times = {"real_ns": self.now, "local_ns": self.now}
-        recorder = self.memory.recorder(member, life=1)
+        recorder = self.memory.recorder(member, incarnation=1)
         recorder.sent(first_sequence=number, count=1, sizes=1, slot=0, first_place=0, destinations=to, **times)
         return member, number
 
@@ -42,9 +41,9 @@ class Run:
         for member in members:
             self.now += 1
             index = self.delivered[member] = self.delivered.get(member, -1) + 1
-            self.memory.recorder(member, life=1).delivered(
+            self.memory.recorder(member, incarnation=1).delivered(
                 sender=message[0],
-                incarnation=1,
+                sender_incarnation=1,
                 first_sequence=message[1],
                 count=1,
                 sizes=1,
@@ -58,7 +57,7 @@ class Run:
     def crash(self, member: int) -> None:
         self.now += 1
         self.memory.recorder(OBSERVER).event(
-            EventKind.CRASH, slot=0, real_ns=self.now, local_ns=self.now, subject=member, incarnation=1
+            EventKind.CRASH, slot=0, real_ns=self.now, local_ns=self.now, subject=member, subject_incarnation=1
         )
 
     def trace(self) -> Trace:
@@ -76,7 +75,7 @@ def test_a_run_in_which_all_is_right() -> None:
     assert {name: v.status for name, v in check_all(run.trace()).items()}.keys() >= {"total_order", "fifo", "validity"}
 
 
-def test_what_a_correct_member_sends_is_delivered() -> None:
+def test_messages_of_a_correct_member_are_delivered() -> None:
     run = Run()
     lost = run.send(2, BOTH)
     verdict = run.verdicts()["validity"]
@@ -85,7 +84,7 @@ def test_what_a_correct_member_sends_is_delivered() -> None:
     assert (verdict.witness.messages[0].sender, verdict.witness.messages[0].sequence) == lost
 
 
-def test_what_a_member_sends_that_crashes_binds_nobody() -> None:
+def test_messages_of_a_crashed_member_oblige_no_other_member() -> None:
     """Erratum 003-16."""
     run = Run()
     run.send(2, BOTH)
@@ -93,7 +92,7 @@ def test_what_a_member_sends_that_crashes_binds_nobody() -> None:
     assert run.verdicts()["validity"].status is Status.VALID
 
 
-def test_what_one_delivers_all_destinations_deliver() -> None:
+def test_a_message_delivered_at_one_destination_is_due_at_all() -> None:
     run = Run()
     run.deliver(run.send(1, BOTH), 1, 2, 4, place=0)
     verdict = run.verdicts()["uniform_agreement"]
@@ -113,7 +112,7 @@ def test_agreement_is_uniform_and_crashed_destinations_are_excused() -> None:
     assert run.verdicts()["uniform_agreement"].status is Status.VALID
 
 
-def test_nobody_delivers_what_is_not_for_it() -> None:
+def test_members_deliver_only_messages_addressed_to_them() -> None:
     run = Run()
     run.deliver(run.send(1, B), 2, 3, 4, place=0)
     verdict = run.verdicts()["destined"]
@@ -161,13 +160,13 @@ class Changing(Run):
 
     def tell(self, at_ms: int, member: int, *talks: str) -> None:
         event = TopologyChange.of(member, ("a",), ("a",), talks, complete=True)
-        recorder = self.memory.recorder(member, life=1)
+        recorder = self.memory.recorder(member, incarnation=1)
         recorder.event(
             EventKind.NOTICE,
             slot=0,
             real_ns=at_ms * NS_PER_MS,
             local_ns=at_ms * NS_PER_MS,
-            extras=told_extras(event),
+            extras=report_extras(event),
         )
 
     def judged(self, contacts: dict[tuple[int, int], list[int]], paused_ms: int = 0) -> Verdict:
@@ -188,7 +187,7 @@ class Changing(Run):
         ({(1, 0): [150]}, Status.VIOLATED),
     ],
 )
-def test_who_talks_when_the_topology_changes(contacts: dict[tuple[int, int], list[int]], status: Status) -> None:
+def test_contacts_during_a_topology_change(contacts: dict[tuple[int, int], list[int]], status: Status) -> None:
     """Member 2 learns of the end later than member 1; member 5, of the other group, says nothing."""
     run = Changing()
     for member, ends in ((1, 200), (2, 300)):
@@ -201,7 +200,7 @@ def test_who_talks_when_the_topology_changes(contacts: dict[tuple[int, int], lis
         assert "not related" in verdict.witness.text or "everybody" in verdict.witness.text
 
 
-def test_what_was_under_way_is_answered() -> None:
+def test_messages_in_transit_are_answered() -> None:
     run = Changing()
     for member in (1, 2):
         run.tell(100, member, "a", "b", "c")
@@ -212,7 +211,7 @@ def test_what_was_under_way_is_answered() -> None:
     assert run.judged({(5, 1): [202 + grace_ms]}, paused_ms=5).status is Status.VALID
 
 
-def test_a_new_life_begins_with_what_was_declared() -> None:
+def test_a_new_incarnation_starts_with_the_declared_topology() -> None:
     run = Changing()
     run.tell(1, 1, "a")
     assert run.judged({(1, 3): [50]}).status is Status.VALID, "member 3 knows of no change"
@@ -223,7 +222,7 @@ def test_a_new_life_begins_with_what_was_declared() -> None:
     assert run.judged({(1, 3): [50]}).status is Status.VALID
 
 
-def test_who_comes_back_with_an_old_relation_is_answered_by_its_group_and_who_does_not_is_not() -> None:
+def test_only_a_member_that_returns_with_an_old_relation_is_answered_by_its_group() -> None:
     run = Changing()
     for member in (1, 2):
         run.tell(1, member, "a", "b", "c")
@@ -232,7 +231,9 @@ def test_who_comes_back_with_an_old_relation_is_answered_by_its_group_and_who_do
     run.crash(1)
     assert run.judged({(5, 1): [200]}).status is Status.VALID
     assert run.judged({(5, 2): [200]}).status is Status.VIOLATED
-    run.memory.recorder(1, life=2).event(EventKind.START, slot=0, real_ns=150 * NS_PER_MS, local_ns=150 * NS_PER_MS)
+    run.memory.recorder(1, incarnation=2).event(
+        EventKind.START, slot=0, real_ns=150 * NS_PER_MS, local_ns=150 * NS_PER_MS
+    )
     assert run.judged({(5, 2): [200]}).status is Status.VALID
     assert run.judged({(5, 2): [39]}).status is Status.VALID, "what was under way"
     assert run.judged({(2, 0): [200]}).status is Status.VIOLATED

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-from unisono.check.fifo import fifo
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.member_runs import without_excused_deliveries
-from unisono.check.priority_accounting import priority_accounting
+from unisono.check.columns import without_excused_deliveries
+from unisono.check.completeness import gap_freedom
+from unisono.check.priority import priority_accounting
 from unisono.check.suite import check_all
-from unisono.check.total_order import total_order
+from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import MessageId, Status
 from unisono.model.events import QueueStep
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
 LOW, HIGH = 0, 1
@@ -27,7 +25,7 @@ class Told:
     levels: list[int]
 
     def member(self, number: int, *steps: str, start: int = 0, life: int = 1) -> None:
-        recorder = self.memory.recorder(number, life=life)
+        recorder = self.memory.recorder(number, incarnation=life)
         recorder.event(EventKind.START, slot=start, real_ns=0, local_ns=0)
         consumed = 0
         for place, step in enumerate(steps):
@@ -35,7 +33,7 @@ class Told:
             if step[0] == "D":
                 recorder.delivered(
                     sender=SENDER,
-                    incarnation=1,
+                    sender_incarnation=1,
                     first_sequence=sequence,
                     count=1,
                     sizes=1,
@@ -63,10 +61,10 @@ class Told:
 
     def crash(self, member: int, slot: int) -> None:
         observer = self.memory.recorder(OBSERVER)
-        observer.event(EventKind.CRASH, slot=slot, real_ns=9, local_ns=9, subject=member, incarnation=1)
+        observer.event(EventKind.CRASH, slot=slot, real_ns=9, local_ns=9, subject=member, subject_incarnation=1)
 
     def trace(self) -> Trace:
-        sender = self.memory.recorder(SENDER, life=1)
+        sender = self.memory.recorder(SENDER, incarnation=1)
         for sequence, level in enumerate(self.levels):
             sender.sent(
                 first_sequence=sequence,
@@ -86,7 +84,7 @@ def told(*levels: int) -> Told:
     return Told(MemoryTrace("r", "g"), list(levels))
 
 
-def test_an_urgent_message_that_did_not_overtake_what_was_queued_everywhere_is_found() -> None:
+def test_an_urgent_message_that_did_not_overtake_a_queued_message_is_found() -> None:
     run = told(LOW, HIGH)
     run.member(1, "R0", "Q0", "R1", "Q1", "D0", "D1")
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
@@ -98,7 +96,7 @@ def test_an_urgent_message_that_did_not_overtake_what_was_queued_everywhere_is_f
     assert verdict.count == 2
 
 
-def test_one_that_did_not_overtake_what_was_not_queued_yet_breaks_the_wording_only() -> None:
+def test_not_overtaking_a_message_before_it_is_queued_breaks_only_the_words() -> None:
     run = told(LOW, HIGH)
     run.member(1, "R0", "R1", "Q0", "Q1", "D0", "D1")
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
@@ -116,14 +114,14 @@ def test_overtaking_is_as_it_should_be_and_is_counted() -> None:
     assert verdict.figures["overtakings"] == 2
 
 
-def test_what_one_member_had_consumed_before_need_not_be_overtaken_anywhere() -> None:
+def test_a_message_consumed_at_one_member_need_not_be_overtaken_anywhere() -> None:
     run = told(LOW, HIGH)
     run.member(1, "R0", "Q0", "D0", "R1", "Q1", "D1")
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
     assert priority_accounting(run.trace()).status is Status.VALID
 
 
-def test_what_only_a_crashed_member_had_consumed_need_not_be_overtaken_either() -> None:
+def test_a_message_consumed_only_at_a_crashed_member_need_not_be_overtaken() -> None:
     run = told(LOW, HIGH)
     run.member(1, "R0", "Q0", "R1", "Q1", "D0", "D1")
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
@@ -132,7 +130,7 @@ def test_what_only_a_crashed_member_had_consumed_need_not_be_overtaken_either() 
     assert priority_accounting(run.trace()).status is Status.VALID
 
 
-def test_a_crashed_members_own_order_is_not_judged() -> None:
+def test_a_crashed_members_own_order_is_not_checked() -> None:
     run = told(LOW, HIGH)
     run.member(1, "R0", "Q0", "R1", "Q1", "D1", "D0")
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
@@ -171,7 +169,7 @@ def test_without_receptions_nothing_is_known() -> None:
     assert "no receptions" in verdict.reason
 
 
-def test_fifo_is_judged_by_priority() -> None:
+def test_fifo_is_checked_by_priority() -> None:
     run = told(LOW, HIGH, LOW)
     run.member(2, "R0", "R1", "R2", "D1", "D2", "D0")
     verdict = fifo(run.trace())
@@ -192,7 +190,7 @@ def test_a_message_that_waits_while_a_more_urgent_one_of_its_sender_is_delivered
     assert gap_freedom(lost.trace()).status is Status.VIOLATED
 
 
-def test_what_a_killed_member_had_consumed_when_its_log_broke_off_is_not_known() -> None:
+def test_consumption_after_the_end_of_a_killed_members_log_is_unknown() -> None:
     """Member 3 was killed: it may have consumed message 0 before it received message 1, and the row is lost."""
     run = told(LOW, HIGH)
     run.member(1, "R0", "Q0", "R1", "Q1", "D0", "D1")

@@ -7,18 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.planted import plant_rate_violation
-from tests.recorded import record_run
+from tests.planted_violations import plant_rate_violation
+from tests.recorded_runs import record_run
 
-from unisono.check.rate_compliance import (
-    DeclaredRates,
-    SlotUsage,
-    edge_usage,
-    merge_usage,
-    rate_compliance,
-    rate_violations,
-)
 from unisono.check.suite import check_all
+from unisono.check.timing import DeclaredRates, SlotUsage, edge_usage, merge_usage, rate_compliance, rate_violations
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_S
 from unisono.model.rates import Rate
@@ -54,12 +47,12 @@ def test_more_than_the_average_over_its_window() -> None:
     assert (found.slot, found.window_slots, found.sent, found.allowed) == (9, 10, 21, 20)
 
 
-def test_who_declared_nothing_is_not_judged() -> None:
+def test_a_member_without_a_declared_rate_is_not_checked() -> None:
     assert rate_violations(used([1], [100]), DeclaredRates(NS_PER_S, ((2, 1.0, 1),))) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ranges_show_what_the_whole_shows(seed: int) -> None:
+def test_ranges_show_the_same_as_the_whole_run(seed: int) -> None:
     chance = np.random.default_rng(seed)
     length, slots = int(chance.integers(1, 40)), int(chance.integers(20, 200))
     promised = DeclaredRates(NS_PER_S // int(chance.integers(2, 30)), ((1, float(chance.integers(5, 40)), 3),))
@@ -99,10 +92,10 @@ def test_a_simulated_group_keeps_its_rates_and_one_that_declared_less_does_not()
     found = rate_compliance(replace(trace, meta=replace(trace.meta, rates=less)))
     assert found.status is Status.VIOLATED
     assert found.witness is not None
-    assert "were declared" in found.witness.text
+    assert "but declared at most" in found.witness.text
 
 
 @pytest.mark.parametrize("name", ["cbr_renegotiation", "vbr_slot_change", "leader_dies"])
-def test_where_rates_or_slots_change_or_there_are_none_nothing_is_said(name: str) -> None:
+def test_runs_with_changing_or_without_rates_are_not_checked(name: str) -> None:
     trace = run(parse_scenario((SCENARIOS / f"{name}.toml").read_text("utf-8"), name)).trace
     assert "rate_compliance" not in check_all(trace)

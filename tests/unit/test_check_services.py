@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
+from unisono.check.completeness import agreement, uniform_agreement
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
 from unisono.model.services import SERVICE_CHECKS
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Trace
 
 MS = 1_000_000
@@ -46,7 +45,7 @@ class Run:
         self.now += passing
         self.recorders[member].delivered(
             sender=message[0],
-            incarnation=0,
+            sender_incarnation=0,
             first_sequence=message[1],
             count=1,
             sizes=1,
@@ -61,7 +60,7 @@ class Run:
     def happened(self, kind: EventKind, member: int) -> None:
         self.now += MS
         recorder = self.memory.recorder(OBSERVER) if kind is EventKind.CRASH else self.recorders[member]
-        recorder.event(kind, slot=0, real_ns=self.now, local_ns=0, subject=member, incarnation=0)
+        recorder.event(kind, slot=0, real_ns=self.now, local_ns=0, subject=member, subject_incarnation=0)
 
     @property
     def trace(self) -> Trace:
@@ -97,7 +96,7 @@ def test_a_crashed_senders_message_binds_only_if_a_correct_member_delivered_it()
     assert "member 2 delivered it at index 0" in verdict.witness.text
 
 
-def test_uniform_agreement_is_bound_by_who_crashed_after_delivering() -> None:
+def test_uniform_agreement_counts_deliveries_before_a_crash() -> None:
     run = Run(1, 2, 3)
     message = run.send(1)
     run.deliver(2, message)
@@ -110,7 +109,7 @@ def test_uniform_agreement_is_bound_by_who_crashed_after_delivering() -> None:
     assert verdict.witness.members[0] == 3
 
 
-def test_a_crashed_senders_send_binds_nobody() -> None:
+def test_a_crashed_senders_send_obliges_no_other_member() -> None:
     run = Run(1, 2)
     run.now += MS
     run.recorders[1].sent(first_sequence=0, count=1, sizes=1, slot=0, first_place=0, real_ns=run.now, local_ns=0)
@@ -118,7 +117,7 @@ def test_a_crashed_senders_send_binds_nobody() -> None:
     assert uniform_agreement(run.trace, until_ns=END).status is Status.VALID
 
 
-def test_what_is_not_due_yet_is_not_missing() -> None:
+def test_a_message_that_is_not_due_yet_is_not_missing() -> None:
     run = Run(1, 2)
     run.send(1)
     assert agreement(run.trace, until_ns=MS + BOUND - 1).status is Status.VALID
@@ -126,7 +125,7 @@ def test_what_is_not_due_yet_is_not_missing() -> None:
     assert agreement(run.trace, until_ns=MS + BOUND, bound_ns=2 * BOUND).status is Status.VALID
 
 
-def test_who_left_is_held_to_what_was_due_before() -> None:
+def test_a_member_that_left_owes_messages_due_before() -> None:
     run = Run(1, 2)
     run.send(1)
     run.happened(EventKind.LEAVE, 2)
@@ -143,7 +142,8 @@ def test_logs_that_are_not_whole_say_nothing() -> None:
     run.send(1)
     trace = run.trace
     cut = replace(
-        trace, logs=tuple(MemberLog(log.member, log.life, closed=log.member != 2, dropped=0) for log in trace.logs)
+        trace,
+        logs=tuple(MemberLog(log.member, log.incarnation, closed=log.member != 2, dropped=0) for log in trace.logs),
     )
     assert agreement(cut, until_ns=END).status is Status.UNKNOWN
     empty = Run(1, 2).trace
@@ -199,7 +199,7 @@ def test_a_chain_is_seen_through_its_links() -> None:
     assert causal(run.trace).count == 2
 
 
-def test_what_is_concurrent_may_come_in_any_order() -> None:
+def test_concurrent_messages_may_come_in_any_order() -> None:
     run = Run(1, 2, 3, 4)
     a, b = run.send(1), run.send(2)
     for member, messages in {3: (a, b), 4: (b, a)}.items():
@@ -208,7 +208,7 @@ def test_what_is_concurrent_may_come_in_any_order() -> None:
     assert causal(run.trace).status is Status.VALID
 
 
-def test_what_was_delivered_at_the_instant_of_the_send_is_no_cause() -> None:
+def test_a_delivery_at_the_instant_of_the_send_is_not_a_cause() -> None:
     run = Run(1, 2, 3)
     question = run.send(1)
     run.now += MS
@@ -219,7 +219,7 @@ def test_what_was_delivered_at_the_instant_of_the_send_is_no_cause() -> None:
     assert causal(run.trace).status is Status.VALID
 
 
-def test_the_suite_judges_what_a_service_promises_and_no_total_order() -> None:
+def test_the_suite_checks_the_promises_of_a_service_and_no_total_order() -> None:
     for order, promised in SERVICE_CHECKS.items():
         run, question, answer = conversation()
         run.meta = replace(run.meta, order=order)

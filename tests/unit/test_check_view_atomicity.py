@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from unisono.check.priority import view_atomicity
 from unisono.check.verdict import Status, Verdict
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import QueueStep
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Trace
 
 Event = tuple[int | str, ...]
@@ -26,7 +25,7 @@ def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
     """In the priority order a message is received first; what is consumed, and when, is not judged here."""
     memory = MemoryTrace("run", "g")
     for member, events in logs.items():
-        recorder = memory.recorder(member, life=1)
+        recorder = memory.recorder(member, incarnation=1)
         index = 0
         for at, event in enumerate(events):
             view, *rest = (int(field) for field in event if not isinstance(field, str))
@@ -39,7 +38,7 @@ def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
                     continue
                 recorder.delivered(
                     sender=sender,
-                    incarnation=1,
+                    sender_incarnation=1,
                     first_sequence=sequence,
                     count=1,
                     sizes=1,
@@ -90,20 +89,20 @@ def test_the_same_messages_in_any_order_are_valid(order: str) -> None:
 PLANTED: list[tuple[dict[int, list[Event]], str]] = [
     (
         {1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)]},
-        "member 2 received (1,0) in view 1 and went on, member 1 went on without it",
+        "member 2 received (1,0) in view 1 and moved on; member 1 moved on without it",
     ),
     (
         {1: [(1, 1, 2), got(1, 2, -1), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)]},
-        "member 1 received (2,-1) in view 1 and went on, member 2 went on without it",
+        "member 1 received (2,-1) in view 1 and moved on; member 2 moved on without it",
     ),
     ({1: [(1, 1, 2)], 2: [(1, 2, 3)]}, "installed view 1 with"),
     ({1: [(1, 1), (3, 1)]}, "installed view 3 after view 1"),
     ({1: [(1, 1, 2), (2, 1, 2), got(1, 2, 0)], 2: [(1, 1, 2)]}, "received (2,0) of view 1 outside that view"),
-    ({1: [(1, 1, 2), got(1, 3, 0)]}, "which its sender is not in"),
+    ({1: [(1, 1, 2), got(1, 3, 0)]}, "but its sender is not in that view"),
     ({1: [(1, 1), got(1, 1, 0), got(1, 1, 0)]}, "received (1,0) twice"),
-    ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "others in view"),
+    ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "other members in view"),
     ({1: [(1, 1), got(1, 1, 0), got(1, 1, 2), (2, 1)]}, "left view 1 without some of its own messages"),
-    ({1: [(1, 2, 3)]}, "installed view 1, which it is not in"),
+    ({1: [(1, 2, 3)]}, "installed view 1 without being a member of it"),
 ]
 
 
@@ -120,10 +119,10 @@ def test_a_planted_violation_is_found(logs: Mapping[int, Sequence[Event]], text:
     assert text in verdict.witness.text
 
 
-def test_what_a_newcomer_took_over_was_received_in_no_view() -> None:
+def test_messages_of_a_state_transfer_belong_to_no_view() -> None:
     logs = {1: [(1, 1), got(1, 1, 0), (2, 1, 2)], 2: [got(0, 1, 0), (2, 1, 2)]}
     assert judge(logs, "priority").status is Status.VALID
 
 
-def test_without_views_nothing_can_be_said() -> None:
+def test_without_views_the_verdict_is_unknown() -> None:
     assert judge({1: []}).status is Status.UNKNOWN

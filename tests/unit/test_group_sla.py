@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.measured import COLLECT_NS, MS, SLA, START_NS, LossByInterval, interval_rows, lossy_between
+from tests.metric_streams import COLLECT_NS, MS, SLA, START_NS, LossByInterval, interval_rows, lossy_between
 
 from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram

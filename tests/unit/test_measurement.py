@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import SLA, append_rows, interval_rows, lossy_between, write_run
 
 from unisono.errors import InvalidOption, UnisonoError
 from unisono.model.text.sla import parse_slas
@@ -25,7 +25,7 @@ from unisono.pipeline.measurement import (
 )
 from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.qos.watch.sla import LinkEstimate
-from unisono.trace.metric_tails import MetricBlock, read_block, readable_offsets, slices_between
+from unisono.trace.metrics import MetricBlock, read_block, readable_offsets, slices_between
 
 SLAS = parse_slas(SLA, "sla.toml")
 LOSS = lossy_between(4, 8)
@@ -317,7 +317,7 @@ def test_one_job_at_a_time_works_with_a_folder(tmp_path: Path) -> None:
     job = MeasurementJob(tmp_path, SLAS, tmp_path / "keep")
     with (
         measure_in_process(job, lambda _: None),
-        pytest.raises(InvalidOption, match="another measurement works"),
+        pytest.raises(InvalidOption, match="another measurement uses this folder"),
         measure_in_process(job, lambda _: None),
     ):
         pass
@@ -329,7 +329,7 @@ def test_a_damaged_state_is_told_and_never_taken_for_a_new_one(tmp_path: Path) -
     keep = tmp_path / "keep"
     keep.mkdir()
     (keep / "measurement.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
-    with pytest.raises(InvalidOption, match="is no readable state of a measurement"):
+    with pytest.raises(InvalidOption, match="is not a readable measurement state"):
         MeasurementStore(keep / "measurement.sqlite")
     (keep / "measurement.sqlite").unlink()
     (keep / "measures.json").write_text("", encoding="utf-8")

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from unisono.model.metrics import MetricRow, Side
-from unisono.trace.meta import TraceDamaged
-from unisono.trace.metric_files import MetricWriter, metrics_folder, read_metrics, read_stream
-from unisono.trace.metrics import MetricRecord, from_line, to_line
+from unisono.trace.metrics import (
+    MetricRecord,
+    MetricWriter,
+    from_line,
+    metrics_folder,
+    read_metrics,
+    read_stream,
+    to_line,
+)
+from unisono.trace.schema import TraceDamaged
 
 ROWS = [
     MetricRow("vbr", Side.BELOW, 2, "loss", 1000, 250, 40, 0.125),
@@ -34,7 +41,7 @@ def test_a_line_is_its_record() -> None:
     ("change", "problem"),
     [
         ({"version": 2}, "metric version 2 is unknown"),
-        ({"metric": "mood"}, "'mood' is not known"),
+        ({"metric": "mood"}, "metric 'mood' is unknown"),
         ({"side": "left"}, "'left'"),
         ({"buckets": [[1]]}, "not enough values"),
         ({"count": None}, "wrong type"),
@@ -50,7 +57,7 @@ def test_a_line_of_something_else_is_refused(change: dict[str, object], problem:
 
 
 def test_the_writer_streams_and_leaves_parquet(tmp_path: Path) -> None:
-    with MetricWriter(tmp_path, "r", "g", 3, life=7) as writer:
+    with MetricWriter(tmp_path, "r", "g", 3, incarnation=7) as writer:
         writer.put(ROWS[:2])
         writer.put(ROWS[2:])
     path = metrics_folder(tmp_path, "r", "g") / "member=3.7.jsonl"
@@ -62,7 +69,7 @@ def test_the_writer_streams_and_leaves_parquet(tmp_path: Path) -> None:
     writer.put(ROWS)
     assert writer.dropped == 3, "closed"
     with pytest.raises(FileExistsError):
-        MetricWriter(tmp_path, "r", "g", 3, life=7)
+        MetricWriter(tmp_path, "r", "g", 3, incarnation=7)
 
 
 def test_a_line_that_is_still_being_written_is_left_out_and_a_bad_one_is_named(tmp_path: Path) -> None:
@@ -76,7 +83,7 @@ def test_a_line_that_is_still_being_written_is_left_out_and_a_bad_one_is_named(t
 
 
 def test_a_full_queue_refuses_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.trace.metric_files._QUEUE_ROWS", 2)
+    monkeypatch.setattr("unisono.trace.metrics._QUEUE_ROWS", 2)
     with MetricWriter(tmp_path, "r", "g", 3) as writer:
         writer.put(ROWS)
     assert writer.dropped == 3

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.measured import SLA, lossy_between, write_run
+from tests.metric_streams import SLA, lossy_between, write_run
 
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.cluster import sla_reporter as teller
@@ -29,7 +29,7 @@ from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import MeasuredBatch, MeasurementService
 from unisono.pipeline.measurement_store import MeasurementStore
 from unisono.qos.adapt.estimate import Estimate
-from unisono.trace.metric_tails import read_block, readable_offsets, slices_between
+from unisono.trace.metrics import read_block, readable_offsets, slices_between
 
 SLAS = parse_slas(SLA, "sla.toml")
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "monitored.toml"

@@ -18,8 +18,8 @@ from unisono.sim.random_streams import RandomStreams
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import build
-from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

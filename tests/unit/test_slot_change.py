@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unisono.check.slot_bounds import latency_in_force
+from unisono.check.latency_in_force import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, ReservationRefused
@@ -39,7 +39,7 @@ from unisono.sim import member as sim_member
 from unisono.sim.run import build_world, run_meta
 from unisono.sim.world import World
 from unisono.stack import Stack, build
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Trace
 
 MS = 1_000_000

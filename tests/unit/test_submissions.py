@@ -7,8 +7,8 @@ import pytest
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.submissions import Submission, Submissions
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import RunMeta
 
 LOOP = asyncio.new_event_loop()
 LOOP.close()
@@ -60,7 +60,7 @@ def test_an_urgent_message_overtakes_those_that_wait_at_its_sender_and_the_trace
                 slot="10ms",
                 delta="5ms",
                 incarnation=1,
-                recorder=memory.recorder(1, life=1),
+                recorder=memory.recorder(1, incarnation=1),
             )
             low = asyncio.create_task(group.send_many([b"low %d" % n for n in range(lows)]))
             await asyncio.sleep(0)

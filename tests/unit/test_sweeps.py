@@ -25,8 +25,8 @@ from unisono.experiments.mistakes import EarlyDeliveryMistakes, count_mistakes
 from unisono.experiments.sweeps import cross_product, read_sweep, sweep, to_toml, with_parameters
 from unisono.model.text.scenario import parse_scenario
 from unisono.pipeline.experiments import read_tally, tally_path, write_tally
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import RunMeta
 
 SWEEP = """
 [sweep]
@@ -108,7 +108,7 @@ def test_a_mistake_is_a_final_delivery_that_is_not_the_first_early_one() -> None
         for index, sequence in enumerate(sequences):
             one.delivered(
                 sender=2,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=sequence,
                 count=1,
                 sizes=1,

@@ -24,9 +24,9 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
 from unisono.replica.replica import MistakeCounts
-from unisono.trace.meta import RunMeta, meta_fields
+from unisono.trace.arrow import SCHEMA
 from unisono.trace.metrics import MetricRecord, to_fields
-from unisono.trace.schema import SCHEMA
+from unisono.trace.schema import RunMeta, meta_fields
 
 SOURCE = Path(unisono.__file__).parent
 

@@ -24,10 +24,13 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, overall
 from unisono.model.events import Violation, ViolationKind
 from unisono.pipeline.verify import verify
-from unisono.trace import writer as writer_module
+from unisono.trace import files as trace_files
+from unisono.trace.arrow import ABSENT_LISTS_KEY, SCHEMA, VERSION_KEY
 from unisono.trace.files import (
     PART_NAME,
+    SUMMARY_COLUMNS,
     FileStamp,
+    ParquetWriter,
     read_columns,
     read_part,
     read_stamps,
@@ -36,13 +39,20 @@ from unisono.trace.files import (
     write_part,
     write_trace,
 )
-from unisono.trace.kinds import CODED, MESSAGE_KINDS, OBSERVER, EventKind
-from unisono.trace.layout import SUMMARY_COLUMNS
-from unisono.trace.meta import RunMeta, TraceDamaged, read_json, read_meta, write_json, write_meta
-from unisono.trace.recorder import MemoryTrace, Recorder, told_extras, view_extras
-from unisono.trace.schema import ABSENT_LISTS_KEY, SCHEMA, VERSION_KEY
+from unisono.trace.recorder import MemoryTrace, Recorder, report_extras, view_extras
+from unisono.trace.schema import (
+    CODED,
+    MESSAGE_KINDS,
+    OBSERVER,
+    EventKind,
+    RunMeta,
+    TraceDamaged,
+    read_json,
+    read_meta,
+    write_json,
+    write_meta,
+)
 from unisono.trace.table import Rows, Trace, encode
-from unisono.trace.writer import ParquetWriter
 
 META = RunMeta(
     run="run 1/a",
@@ -76,7 +86,7 @@ def fill(recorder: Recorder, slots: int = 6, per_slot: int = 3) -> None:
         for sender in (1, 2):
             recorder.delivered(
                 sender=sender,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=slot * per_slot,
                 count=per_slot,
                 sizes=range(per_slot) if sender == 1 else 7,
@@ -113,10 +123,14 @@ def everything() -> Trace:
         destinations=(1, 2),
     )
     one.event(
-        EventKind.VIOLATION, slot=6, real_ns=70, local_ns=70, extras=told_extras(Violation(ViolationKind.LATE, "3 ms"))
+        EventKind.VIOLATION,
+        slot=6,
+        real_ns=70,
+        local_ns=70,
+        extras=report_extras(Violation(ViolationKind.LATE, "3 ms")),
     )
     one.event(EventKind.VIEW, slot=6, real_ns=70, local_ns=70, extras=view_extras(10, (1, 2), (7, 8)))
-    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, incarnation=0)
+    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, subject_incarnation=0)
     return memory.trace(META)
 
 
@@ -134,7 +148,7 @@ def test_a_run_becomes_one_row_per_message() -> None:
     assert deliveries.select(deliveries.member == 2).index.tolist() == list(range(36))
 
 
-def test_recorders_refuse_what_is_not_an_event() -> None:
+def test_recorders_refuse_message_kinds_as_events() -> None:
     with pytest.raises(ValueError, match="SEND"):
         MemoryTrace("r", "g").recorder(1).event(EventKind.SEND, slot=0, real_ns=0, local_ns=0)
 
@@ -177,7 +191,12 @@ def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
 
 def same_where_surveyed(some: Rows, whole: Rows) -> bool:
     """Whether rows are the same in the columns that a survey reads."""
-    columns = (*SUMMARY_COLUMNS, "member", "life", *(table for name, table in CODED.items() if name in SUMMARY_COLUMNS))
+    columns = (
+        *SUMMARY_COLUMNS,
+        "member",
+        "recorder_incarnation",
+        *(table for name, table in CODED.items() if name in SUMMARY_COLUMNS),
+    )
     return all(np.array_equal(getattr(some, name), getattr(whole, name)) for name in columns)
 
 
@@ -196,7 +215,7 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
             named = PART_NAME.fullmatch(path.name)
             assert named
             member, life = int(path.parent.name.removeprefix("member=")), int(named[3])
-            who: dict[str, Any] = {"run": META.run, "group": META.group, "member": member, "life": life}
+            who: dict[str, Any] = {"run": META.run, "group": META.group, "member": member, "recorder_incarnation": life}
             assert same_where_surveyed(read_columns(path, SUMMARY_COLUMNS, **who), read_part(path))
             # Files that other tools wrote tell less, or have more groups of rows.
             table = pq.ParquetFile(path).read()
@@ -212,16 +231,16 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
 def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: Path) -> None:
     path = tmp_path / "slots-0-99.0.0.parquet"
     rows = remembered().trace(META)
-    write_part(path, rows.select((rows.member == 1) & (rows.life == 0)), META.run, META.group)
+    write_part(path, rows.select((rows.member == 1) & (rows.recorder_incarnation == 0)), META.run, META.group)
     table = pq.ParquetFile(path).read()
     assert b"destinations" in table.schema.metadata[ABSENT_LISTS_KEY]
     directed = pa.array([[2], *[None] * (len(table) - 1)], pa.list_(pa.int32()))
     pq.write_table(table.set_column(table.column_names.index("destinations"), "destinations", directed), path)
-    read = read_columns(path, SUMMARY_COLUMNS, run=META.run, group=META.group, member=1, life=0)
+    read = read_columns(path, SUMMARY_COLUMNS, run=META.run, group=META.group, member=1, recorder_incarnation=0)
     assert read.destination_sets == ((2,),)
 
 
-def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:
+def test_the_writers_files_hold_the_same_rows_as_memory(tmp_path: Path) -> None:
     write_meta(tmp_path, META)
     for member in META.members:
         with ParquetWriter(tmp_path, META.run, META.group, member, range_slots=4, part_rows=10) as writer:
@@ -232,7 +251,7 @@ def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:
     trace = read_trace(tmp_path)
     assert trace.digest() == remembered().trace(META).digest()
     assert overall(check_all(trace)) is Status.VALID
-    with pytest.raises(FileExistsError, match="recorded already"):
+    with pytest.raises(FileExistsError, match="already recorded"):
         ParquetWriter(tmp_path, META.run, META.group, 1)
 
 
@@ -244,7 +263,7 @@ def test_full_queue_drops_counts_and_never_blocks(tmp_path: Path, monkeypatch: p
         disk_is_back.wait(30)
         return real_write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer_module, "write_part", slow_write)
+    monkeypatch.setattr(trace_files, "write_part", slow_write)
     write_meta(tmp_path, META)
     dropped = 0
     for member in META.members:
@@ -268,7 +287,7 @@ def test_rows_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: py
     def full_disk(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(writer_module, "write_part", full_disk)
+    monkeypatch.setattr(trace_files, "write_part", full_disk)
     with ParquetWriter(tmp_path, META.run, META.group, 1) as writer:
         fill(writer.recorder())
     assert (writer.dropped, writer.written) == (55, 0)
@@ -280,14 +299,14 @@ def test_rows_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: py
 def test_killed_writer_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     """SIGKILL while parts are written one after another: what has a final name can be read."""
     code = f"""
-    from unisono.trace.writer import ParquetWriter
+    from unisono.trace.files import ParquetWriter
     writer = ParquetWriter({str(tmp_path)!r}, {META.run!r}, {META.group!r}, 1, part_rows=50, flush_s=0.01)
     recorder = writer.recorder()
     index = 0
     while True:
         if writer._put_rows - writer._processed_rows < 1000:
-            recorder.delivered(sender=1, incarnation=0, first_sequence=index, count=10, sizes=1, slot=index // 10,
-                               first_place=0, first_index=index, real_ns=0, local_ns=0)
+            recorder.delivered(sender=1, sender_incarnation=0, first_sequence=index, count=10, sizes=1,
+                               slot=index // 10, first_place=0, first_index=index, real_ns=0, local_ns=0)
             index += 10
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
@@ -323,7 +342,7 @@ def part_of(tmp_path: Path, *, stamped: bool = False) -> Path:
 def test_truncated_file_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.write_bytes(part.read_bytes()[:-40])
-    assert damaged(tmp_path).startswith(f"{part}: is no readable Parquet file")
+    assert damaged(tmp_path).startswith(f"{part}: is not a readable Parquet file")
 
 
 def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> None:
@@ -332,7 +351,7 @@ def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> 
     hashed = {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
     assert read_json(part.parent / "end.0.json")["files"] == {part.name: hashed}
     part.write_bytes(whole[:-40])
-    assert damaged(tmp_path) == f"{part}: has {len(whole) - 40} bytes, {len(whole)} were written"
+    assert damaged(tmp_path) == f"{part}: has {len(whole) - 40} bytes, but {len(whole)} were written"
     for at in (0, len(whole) // 2, len(whole) - 1):
         part.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert damaged(tmp_path).startswith(f"{part}: has changed since it was written")
@@ -341,9 +360,9 @@ def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> 
         assert (verdict.status, verdict.token) == (Status.UNKNOWN, Reason.TRACE_DAMAGED)
         assert verdict.reason.startswith(str(part))
     part.unlink()
-    assert damaged(tmp_path) == f"{part}: is missing; its recording was closed with it"
+    assert damaged(tmp_path) == f"{part}: is missing, but the end record of its recording lists it"
     write_json(part.parent / "end.0.json", {**read_json(part.parent / "end.0.json"), "files": {part.name: 1}})
-    assert "the field files must have the size and the hash" in damaged(tmp_path)
+    assert "the field files must have the fields bytes and sha256" in damaged(tmp_path)
 
 
 def test_a_writer_says_the_size_and_the_hash_of_each_of_its_files(tmp_path: Path) -> None:
@@ -358,7 +377,7 @@ def test_a_writer_says_the_size_and_the_hash_of_each_of_its_files(tmp_path: Path
 def test_missing_column_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     pq.write_table(pq.read_table(part).drop_columns(["place", "slot"]), part)
-    assert damaged(tmp_path) == f"{part}: lacks the column slot, place"
+    assert damaged(tmp_path) == f"{part}: lacks the columns slot, place"
 
 
 def test_wrong_type_is_named(tmp_path: Path) -> None:
@@ -374,31 +393,31 @@ def test_wrong_type_is_named(tmp_path: Path) -> None:
 def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_path: Path) -> None:
     path = tmp_path / "slots-0-99.0.0.parquet"
     rows = remembered().trace(META)
-    rows = rows.select((rows.member == 1) & (rows.life == 0)).deliveries().select(slice(0, 3))
+    rows = rows.select((rows.member == 1) & (rows.recorder_incarnation == 0)).deliveries().select(slice(0, 3))
     without = np.where(np.arange(3) < count, -1, rows.sequence)
     write_part(path, replace(rows, kind=np.full(3, kind.code, dtype=np.int8), sequence=without), META.run, META.group)
-    told = re.escape(f"{path}: has a message without a number")
+    told = re.escape(f"{path}: column sequence: a row about a message has no sequence number")
     with pytest.raises(TraceDamaged, match=told):
         read_part(path)
     for names in (SUMMARY_COLUMNS, ["kind", "sequence"]):
         with pytest.raises(TraceDamaged, match=told):
-            read_columns(path, names, run=META.run, group=META.group, member=1, life=0)
+            read_columns(path, names, run=META.run, group=META.group, member=1, recorder_incarnation=0)
 
 
 @pytest.mark.parametrize("version", [b"3", b"soon", None])
 def test_unknown_version_is_refused(tmp_path: Path, version: bytes | None) -> None:
     part = part_of(tmp_path)
     pq.write_table(pq.read_table(part).replace_schema_metadata({VERSION_KEY: version} if version else {}), part)
-    assert "is unknown, this release reads version 1 and 2" in damaged(tmp_path)
+    assert "is unknown; this release reads versions 1 and 2" in damaged(tmp_path)
 
 
 def test_missing_file_or_member_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.unlink()
-    assert "59 rows were written, 0 are there" in damaged(tmp_path)
+    assert "59 rows were written, but 0 are there" in damaged(tmp_path)
     (part.parent / "end.0.json").unlink()
     part.parent.rmdir()
-    assert "no file of member 1, which meta.json names" in damaged(tmp_path)
+    assert "has no file of member 1, which meta.json lists" in damaged(tmp_path)
 
 
 def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -407,7 +426,7 @@ def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
     (target,) = (path.parent for path in tmp_path.rglob("meta.json") if "run=other" in str(path))
     (target / "member=1").mkdir()
     part.rename(target / "member=1" / part.name)
-    with pytest.raises(TraceDamaged, match="has rows of run run 1/a, not other"):
+    with pytest.raises(TraceDamaged, match="has rows of run run 1/a; expected only other"):
         read_trace(tmp_path, run="other")
 
 
@@ -415,11 +434,11 @@ def test_meta_is_checked(tmp_path: Path) -> None:
     path = write_meta(tmp_path, META)
     assert read_meta(path) == META
     path.write_text(path.read_text().replace('"order"', '"disorder"'))
-    assert damaged(tmp_path) == f"{path}: lacks the field order"
+    assert damaged(tmp_path) == f"{path}: lacks the fields order"
     path.write_text("{")
     assert "is not readable JSON" in damaged(tmp_path)
     path.unlink()
-    assert "no meta.json here or below" in damaged(tmp_path)
+    assert "has no meta.json in it or below it" in damaged(tmp_path)
 
 
 def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:

@@ -12,15 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from unisono.check.latency_in_force import latency_in_force
 from unisono.check.multigroup import genuineness_over_time
-from unisono.check.slot_bounds import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
 from unisono.model.topology import Topology
 from unisono.pipeline.verify import verify
 from unisono.trace.files import read_trace, write_trace
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import META_NAME, read_json, read_meta
+from unisono.trace.schema import META_NAME, EventKind, read_json, read_meta
 from unisono.trace.table import Trace
 
 FOLDER = Path(__file__).parents[1] / "data" / "trace_v1"
@@ -75,7 +74,7 @@ def test_notes_become_columns() -> None:
         assert not any(note.startswith(("members ", "topology: ", "paused: ")) for note in trace.notes)
 
 
-def test_slot_lengths_and_topologies_are_judged_as_before() -> None:
+def test_slot_lengths_and_topologies_are_checked_as_before() -> None:
     slots = RUNS["vbr_slot_change"]
     assert said(latency_in_force(recorded("vbr_slot_change"))) == slots["latency_in_force"]
     groups = RUNS["quasi_genuine_topology_change"]

@@ -14,7 +14,7 @@ from unisono.sim import run
 from unisono.sim.swarm.orders import any_order
 from unisono.sim.swarm.vbr import calm
 from unisono.trace.files import read_trace, write_trace
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Trace, concatenated
 
 RESERVED = (EventKind.REPAIR, EventKind.LATE, EventKind.INVOKE, EventKind.RESPOND)

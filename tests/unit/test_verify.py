@@ -12,17 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.recorded import BOUND_NS, SLOT_NS, record_run
-from tests.recorded_priority import plant_priority_violation, record_priority
+from tests.recorded_priority_runs import plant_priority_violation, record_priority
+from tests.recorded_runs import BOUND_NS, SLOT_NS, record_run
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cli.main import main
 from unisono.pipeline.priority_runs import GatherTask
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.files import read_part, read_trace, write_part, write_trace
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import layout
+from unisono.trace.files import layout, read_part, read_trace, write_part, write_trace
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows
 
 
@@ -156,17 +155,17 @@ def misplaced_rows(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (truncate, "no readable Parquet"),
-        (lack_a_column, "lacks the column index"),
+        (truncate, "not a readable Parquet"),
+        (lack_a_column, "lacks the columns index"),
         (lack_a_file, "rows were written"),
         (lack_a_member, "no file of member 3"),
-        (rows_of_another_member, "has rows of another member than 1"),
-        (rows_of_another_run, "has rows of another run than r"),
-        (one_row_of_another("member", 2), "has rows of another member than 1"),
-        (one_row_of_another("member", 0), "has rows of another member than 1"),
-        (one_row_of_another("recorder_incarnation", 1), "has rows of another recorder_incarnation than 0"),
-        (one_row_of_another("group", None), "has rows of another group than g"),
-        (one_row_of_another("sequence", None), "has a message without a number"),
+        (rows_of_another_member, "has rows whose member is not 1"),
+        (rows_of_another_run, "has rows whose run is not r"),
+        (one_row_of_another("member", 2), "has rows whose member is not 1"),
+        (one_row_of_another("member", 0), "has rows whose member is not 1"),
+        (one_row_of_another("recorder_incarnation", 1), "has rows whose recorder_incarnation is not 0"),
+        (one_row_of_another("group", None), "has rows whose group is not g"),
+        (one_row_of_another("sequence", None), "column sequence: a row about a message has no sequence number"),
         (another_version, "version 99 is unknown"),
         (misplaced_rows, "slots outside"),
     ],
@@ -192,7 +191,7 @@ def test_a_member_without_a_file_is_missed_where_a_run_is_read_whole_at_once(tmp
 
 def test_no_trace_there_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path / "nowhere"), "--master", "none"]) == 2
-    assert "nowhere: is no folder" in capsys.readouterr().err
+    assert "nowhere: is not a folder" in capsys.readouterr().err
 
 
 def test_every_run_below_the_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
-"""Trace -> Verdict: each theorem or definition is one pure checker that answers valid, violated or unknown.
+"""Checkers: from a trace to verdicts. Each theorem or definition is one function: valid, violated or unknown.
 
-Here live the verdict, the numpy kernels over ranges of the order key, and one checker per property. No clock, no
-chance, no I/O, no logging; files are read by `trace`. May import `unisono.trace` and numpy only.
-Tests: tests/unit/test_check*.py (planted violations first), tests/property/test_check*.py.
+`suite` runs all checkers that apply to a run. `total_order`, `completeness`, `timing`, `causal`, `final`, `priority`
+and `multigroup` each check some properties. `ranges`, `message_shards` and the modules they use check long runs part by
+part. No clock, randomness, I/O or logging here; `trace` reads the files. May import `unisono.trace`, `unisono.model`
+and numpy. Tests: tests/unit/test_check*.py (planted violations first), tests/property/test_check*.py.
 """

@@ -1,15 +1,15 @@
-"""Causal order (paper 002 §2.2): no member delivers a message before all that its sender had delivered when sending it.
+"""Causal order (paper 002 §2.2): a member delivers a message only after all messages that its sender had delivered
+when sending it.
 
-It is enough to look at what a sender had delivered itself: what those messages depended on is looked at for them.
+Only the sender's own deliveries need checking: the dependencies of those messages are checked for them in turn.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
-from unisono.check.verdict import Status, Verdict, Witness, kept
+from unisono.check.columns import dropped_rows_reason, empty_trace_reason, message_at, message_codes, position_at
+from unisono.check.verdict import Status, Verdict, Witness, no_violation
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "causal"
@@ -17,9 +17,9 @@ _NOT_DELIVERED = np.iinfo(np.int64).max
 
 
 def causal(trace: Trace) -> Verdict:
-    """Deliveries at the sender strictly before a send, in real time, are what it may depend on.
+    """Check causal order. A send may depend on all deliveries at the sender strictly before it in real time.
 
-    That is asked of each pair of a send and a delivery, so a run may be judged by some of its messages at a time.
+    The check looks at each pair of a send and a delivery on its own, so a run may be checked some messages at a time.
     """
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
@@ -27,7 +27,7 @@ def causal(trace: Trace) -> Verdict:
     found: list[tuple[int, Witness]] = []
     count = 0
     for sender, own in logs.items():
-        its = np.flatnonzero((sends.member == sender[0]) & (sends.life == sender[1]))
+        its = np.flatnonzero((sends.member == sender[0]) & (sends.recorder_incarnation == sender[1]))
         had = own[np.argsort(deliveries.real_ns[own], kind="stable")]
         # How many deliveries the sender had made before each send.
         before = np.searchsorted(deliveries.real_ns[had], sends.real_ns[its], side="left")
@@ -45,20 +45,22 @@ def causal(trace: Trace) -> Verdict:
                 found.append((int(deliveries.index[row]), witness))
     if found:
         return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)
-    return kept(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
+    return no_violation(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:
-    """The rows of each member's life, in the order of delivery."""
+    """The rows of each member run, in the order of delivery."""
     found = {}
-    for member, life in sorted(set(zip(deliveries.member.tolist(), deliveries.life.tolist(), strict=True))):
-        rows = np.flatnonzero((deliveries.member == member) & (deliveries.life == life))
-        found[member, life] = rows[np.argsort(deliveries.index[rows], kind="stable")]
+    for member, incarnation in sorted(
+        set(zip(deliveries.member.tolist(), deliveries.recorder_incarnation.tolist(), strict=True))
+    ):
+        rows = np.flatnonzero((deliveries.member == member) & (deliveries.recorder_incarnation == incarnation))
+        found[member, incarnation] = rows[np.argsort(deliveries.index[rows], kind="stable")]
     return found
 
 
 def _positions(log: Ints, messages: Ints) -> Ints:
-    """Where in a log each message is first delivered; _NEVER where it is not."""
+    """The position in a log at which each message is first delivered, or _NOT_DELIVERED."""
     if len(log) == 0 or len(messages) == 0:
         return np.full(len(messages), _NOT_DELIVERED, dtype=np.int64)
     known, first = np.unique(log, return_index=True)
@@ -67,7 +69,7 @@ def _positions(log: Ints, messages: Ints) -> Ints:
 
 
 def _explain(deliveries: Rows, delivered: Ints, sender_deliveries: Ints, log: Ints, row: int) -> Witness:
-    """The first of what the sender had delivered that this member delivered later, or never."""
+    """A witness for the first message that the sender had delivered and this member delivered later or never."""
     place = int(np.flatnonzero(log == row)[0])
     late = np.flatnonzero(_positions(delivered[log], delivered[sender_deliveries]) > place)[0]
     cause = int(sender_deliveries[late])
@@ -76,7 +78,7 @@ def _explain(deliveries: Rows, delivered: Ints, sender_deliveries: Ints, log: In
     there = int(_positions(delivered[log], delivered[[cause]])[0])
     when = "never" if there == _NOT_DELIVERED else f"only at index {deliveries.index[log[there]]}"
     text = (
-        f"member {member} delivered {message} at index {deliveries.index[row]} and {earlier} {when}, though member "
+        f"member {member} delivered {message} at index {deliveries.index[row]} and {earlier} {when}, although member "
         f"{message.sender} had delivered {earlier} when it sent {message}"
     )
     positions = [position_at(deliveries, cause), position_at(deliveries, row)]

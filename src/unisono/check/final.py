@@ -1,7 +1,7 @@
-"""Final deliveries over a slot order (paper 000 §9): one sequence, the same for all, with all that was early in it.
+"""Final deliveries over a slot order (paper 000 §9): one sequence for all members that contains all early deliveries.
 
-A final delivery's place is its number in the agreed sequence. Members come into the sequence when they join and from
-there on deliver all of it. In a finite run something is due when `grace_ns` have passed: no bound is promised.
+A final delivery's place is its number in the agreed sequence. A member enters the sequence when it joins and delivers
+all of it from there on. Final deliveries have no promised bound; in a finite run they are due after `grace_ns`.
 """
 
 from __future__ import annotations
@@ -11,29 +11,33 @@ from itertools import pairwise
 
 import numpy as np
 
-from unisono.check.codes import group_starts, log_codes, message_at, message_codes, position_at
-from unisono.check.member_runs import (
+from unisono.check.columns import (
     MemberRun,
     dropped_rows_reason,
     empty_trace_reason,
+    group_starts,
     incomplete_logs,
+    log_codes,
     member_runs,
+    message_at,
+    message_codes,
+    position_at,
     reporting,
 )
-from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, kept
+from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, no_violation
 from unisono.model.events import ViolationKind
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows, Trace
 
 FINAL_ORDER, FINAL_AGREEMENT, EARLY_IN_FINAL = "final_order", "final_agreement", "early_in_final"
 GRACE_NS = 2_000_000_000
-"""How long becoming final may take, unless told."""
+"""The default time in which a delivery must become final."""
 EARLY, FINAL = "early", "final"
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Two deliveries that follow one another in a log, with their numbers in the agreed sequence."""
+    """Two consecutive deliveries in a log, with their numbers in the agreed sequence."""
 
     earlier: Position
     later: Position
@@ -41,20 +45,20 @@ class SequenceStep:
 
     @property
     def is_out_of_sequence(self) -> bool:
-        """Whether the second is not the next in the sequence."""
+        """Whether the second delivery is not the next in the sequence."""
         return self.numbers[1] != self.numbers[0] + 1
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLogSpan:
-    """What one log has of the agreed sequence in a range of slots."""
+    """The part of the agreed sequence that one log has in a range of slots."""
 
     member: int
     incarnation: int
     first: Position
     last: Position
     numbers: tuple[int, int]
-    """Of the first and of the last."""
+    """The numbers of the first and the last delivery."""
     highest_number: int
     jump_count: int
     first_jump: SequenceStep | None
@@ -62,18 +66,21 @@ class FinalLogSpan:
 
 @dataclass(frozen=True, slots=True)
 class FinalRange:
-    """What a range of slots shows of the agreed sequence."""
+    """The part of the agreed sequence in a range of slots."""
 
     logs: tuple[FinalLogSpan, ...]
     number_range: tuple[int, int]
     first_ns: int
     last_ns: int
     is_one_to_one: bool
-    """Whether each place has one message and each message one place."""
+    """Whether each number has one message and each message one number."""
 
 
 def summarize_finals(rows: Rows) -> FinalRange | None:
-    """Final deliveries of one range, each log's together and in the order of index; None if there are none."""
+    """Summarize the final deliveries of one range; None if there are none.
+
+    Each log's rows must be contiguous and sorted by index.
+    """
     if len(rows) == 0:
         return None
     edges = np.append(np.flatnonzero(group_starts(log_codes(rows))), len(rows))
@@ -83,7 +90,7 @@ def summarize_finals(rows: Rows) -> FinalRange | None:
         logs.append(
             FinalLogSpan(
                 int(rows.member[first]),
-                int(rows.life[first]),
+                int(rows.recorder_incarnation[first]),
                 position_at(rows, first),
                 position_at(rows, end - 1),
                 (int(rows.place[first]), int(rows.place[end - 1])),
@@ -102,7 +109,7 @@ def _sequence_step(rows: Rows, row: int) -> SequenceStep:
 
 
 def final_order(trace: Trace) -> Verdict:
-    """Each place has one message and each message one place; every member delivers place after place."""
+    """Each number has one message, each message one number, and every member delivers number after number."""
     rows = trace.with_grade(FINAL).deliveries()
     jumps = np.flatnonzero((np.diff(rows.place) != 1) & ~group_starts(log_codes(rows))[1:])
     if len(jumps):
@@ -111,7 +118,7 @@ def final_order(trace: Trace) -> Verdict:
 
 
 def jump_verdict(step: SequenceStep, count: int) -> Verdict:
-    """The verdict about a member that does not go from one place to the next."""
+    """The verdict for a member that does not go from one number to the next."""
     earlier, later = step.earlier, step.later
     text = (
         f"member {earlier.member} delivered {later.message}, number {step.numbers[1]} of the final order, right after "
@@ -122,7 +129,7 @@ def jump_verdict(step: SequenceStep, count: int) -> Verdict:
 
 
 def check_one_to_one(rows: Rows) -> Verdict | None:
-    """The verdict about a place with two messages, or a message with two places; None if there is none."""
+    """The verdict for a number with two messages, or a message with two numbers; None if there is neither."""
     (message,) = message_codes(rows)
     for one, other, words in (
         (rows.place, message, "number {0} of the final order is {1} at member {2} and {3} at member {4}"),
@@ -139,50 +146,56 @@ def check_one_to_one(rows: Rows) -> Verdict | None:
 
 
 def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
-    """What anybody, also one that crashed since, has delivered finally, all who were there long enough have too."""
+    """Every final delivery at any member, crashed or not, occurs at every member that stayed up long enough."""
     rows = trace.with_grade(FINAL).deliveries()
     doubtful: list[str] = []
-    for life in accountable_runs(trace):
-        end = _end_ns(trace, life, until_ns) - grace_ns
-        mine = np.flatnonzero((rows.member == life.member) & (rows.life == life.incarnation))
-        begun = start_ns(trace, life)
+    for member_run in accountable_runs(trace):
+        end = _end_ns(trace, member_run, until_ns) - grace_ns
+        mine = np.flatnonzero(
+            (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
+        )
+        begun = start_ns(trace, member_run)
         if begun is None:
             continue
         since = rows.real_ns > begun + grace_ns if not len(mine) else rows.place > rows.place[mine].max()
         due = np.flatnonzero((rows.real_ns <= end) & since)
-        if life.log_truncated or life.dropped_rows:
-            doubtful.append(f"the log of member {life.member} is not whole")
+        if member_run.log_truncated or member_run.dropped_rows:
+            doubtful.append(f"the log of member {member_run.member} is incomplete")
         elif len(due):
             row = int(due[np.argmin(rows.place[due])])
             text = (
-                f"member {rows.member[row]} delivered {message_at(rows, row)} finally as number {rows.place[row]}, "
-                f"member {life.member} did not within {grace_ns / 1e9:g} s"
+                f"member {rows.member[row]} delivered {message_at(rows, row)} as number {rows.place[row]} of the final "
+                f"order, but member {member_run.member} did not within {grace_ns / 1e9:g} s"
             )
             return _violation(FINAL_AGREEMENT, rows, (row,), text, len(due))
     return _clean_verdict(trace, FINAL_AGREEMENT, incomplete_logs(doubtful))
 
 
 def early_in_final(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
-    """What a member that did not crash has delivered early becomes final."""
+    """Every early delivery of a member that did not crash becomes final."""
     rows = trace.with_grade(EARLY).deliveries()
     finals = trace.with_grade(FINAL).deliveries()
     early, final = message_codes(rows, finals)
     missing = ~np.isin(early, final)
-    for life in accountable_runs(trace):
-        mine = (rows.member == life.member) & (rows.life == life.incarnation)
-        due = np.flatnonzero(mine & missing & (rows.real_ns <= _end_ns(trace, life, until_ns) - grace_ns))
+    for member_run in accountable_runs(trace):
+        mine = (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
+        due = np.flatnonzero(mine & missing & (rows.real_ns <= _end_ns(trace, member_run, until_ns) - grace_ns))
         if len(due):
             row = int(due[np.argmin(rows.index[due])])
-            text = f"member {life.member} delivered {message_at(rows, row)} early, and it never became final"
+            text = f"member {member_run.member} delivered {message_at(rows, row)} early, and it never became final"
             return _violation(EARLY_IN_FINAL, rows, (row,), text, len(due))
     return _clean_verdict(trace, EARLY_IN_FINAL)
 
 
 def accountable_runs(trace: Trace) -> list[MemberRun]:
-    """Members, each in a life, that everything holds for: they did not crash, and did not have to go without it."""
-    gone = reporting(trace, ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN)
+    """The member runs that every guarantee applies to: neither crashed nor excluded."""
+    excused = reporting(trace, ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN)
     known = member_runs(trace).items()
-    return [life for who, life in known if who not in gone and not life.crashed and life.log is not None]
+    return [
+        member_run
+        for run_id, member_run in known
+        if run_id not in excused and not member_run.crashed and member_run.log is not None
+    ]
 
 
 def _end_ns(trace: Trace, member_run: MemberRun, until_ns: int | None) -> int:
@@ -191,9 +204,9 @@ def _end_ns(trace: Trace, member_run: MemberRun, until_ns: int | None) -> int:
 
 
 def start_ns(trace: Trace, member_run: MemberRun) -> int | None:
-    """When a member began, if it says so."""
+    """When a member run started; None if it recorded no START."""
     begun = trace.of_kind(EventKind.START)
-    times = begun.real_ns[(begun.member == member_run.member) & (begun.life == member_run.incarnation)]
+    times = begun.real_ns[(begun.member == member_run.member) & (begun.recorder_incarnation == member_run.incarnation)]
     return int(times.min()) if len(times) else None
 
 
@@ -204,4 +217,4 @@ def _violation(name: str, rows: Rows, row_numbers: tuple[int, ...], text: str, c
 
 
 def _clean_verdict(trace: Trace, name: str, doubt: Doubt | None = None) -> Verdict:
-    return kept(name, doubt or dropped_rows_reason(trace) or empty_trace_reason(trace))
+    return no_violation(name, doubt or dropped_rows_reason(trace) or empty_trace_reason(trace))

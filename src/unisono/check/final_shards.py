@@ -1,4 +1,4 @@
-"""Final deliveries over a slot order, in a run of any length: from what its ranges of slots show of the sequence."""
+"""Final deliveries over a slot order in a run of any length, from summaries of its ranges of slots."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from unisono.check.verdict import Verdict
 from unisono.trace.table import Trace
 
 LoadPart = Callable[[Iterable[int]], Trace]
-"""The run as far as the rows of some ranges show it, with all that happened to members."""
+"""Loads the part of the run in some ranges, with all member events."""
 
 
 def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart, clean_verdict: Verdict) -> Verdict:
-    """As `final_order`; `fine` is what is said where nothing is broken."""
+    """As `final_order`; `clean_verdict` is the verdict if there is no violation."""
     ranges = _numbered_final_ranges(summaries)
     scrambled: set[int] = set()
     for spans in _spans_by_run(ranges).values():
         scrambled |= overlapping([(number, log.first.index, log.last.index) for number, log in spans])
     if scrambled:
-        # Ranges that a log delivered by turns, and all between them, show only as one in which order it did. In the
-        # others each log is before that or after it.
+        # If a log interleaves ranges, these ranges and all between them must be read as one to show the log's order.
+        # In all other ranges each log lies entirely before or after them.
         together = range(min(scrambled), max(scrambled) + 1)
         as_one = summarize_finals(load_part(together).with_grade(FINAL).deliveries())
         assert as_one is not None
@@ -56,8 +56,8 @@ def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart
     suspect = {number for number, found in _numbered_final_ranges(summaries) if not found.is_one_to_one}
     suspect |= overlapping([(number, *found.number_range) for number, found in _numbered_final_ranges(summaries)])
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for number, survey in enumerate(summaries):
-        for span in survey.delivered:
+    for number, summary in enumerate(summaries):
+        for span in summary.delivered:
             numbers = (number, span.first_sequence, span.last_sequence)
             streams.setdefault((span.sender, span.incarnation), []).append(numbers)
     for numbered in streams.values():
@@ -75,21 +75,21 @@ def final_agreement_in_ranges(
     until_ns: int,
     grace_ns: int = GRACE_NS,
 ) -> Verdict:
-    """As `final_agreement`: what members lack of the sequence lies in the ranges behind what they delivered last.
+    """As `final_agreement`: the numbers that a member lacks lie in the ranges after its last delivery.
 
-    `fine` is what is said where no row had to be read.
+    `clean_verdict` is the verdict if no row had to be read.
     """
     ranges = _numbered_final_ranges(summaries)
     logs = _spans_by_run(ranges)
     suspect: set[int] = set()
-    for life in accountable_runs(member_events):
-        spans = logs.get((life.member, life.incarnation), [])
-        begun = start_ns(member_events, life)
+    for member_run in accountable_runs(member_events):
+        spans = logs.get((member_run.member, member_run.incarnation), [])
+        begun = start_ns(member_events, member_run)
         if begun is None:
             continue
-        end_ns = min(until_ns, life.end_ns) - grace_ns
+        end_ns = min(until_ns, member_run.end_ns) - grace_ns
         highest = max((log.highest_number for _, log in spans), default=None)
-        # How far it came is seen from the range of its highest place.
+        # The range of its highest number shows how far the member got.
         suspect |= {number for number, log in spans if log.highest_number == highest}
         for number, found in ranges:
             if found.first_ns > end_ns:
@@ -101,7 +101,7 @@ def final_agreement_in_ranges(
 
 
 def _numbered_final_ranges(summaries: Sequence[RangeSummary]) -> list[tuple[int, FinalRange]]:
-    return [(number, survey.finals) for number, survey in enumerate(summaries) if survey.finals is not None]
+    return [(number, summary.finals) for number, summary in enumerate(summaries) if summary.finals is not None]
 
 
 def _spans_by_run(ranges: Sequence[tuple[int, FinalRange]]) -> dict[tuple[int, int], list[tuple[int, FinalLogSpan]]]:

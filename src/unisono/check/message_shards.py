@@ -1,12 +1,12 @@
-"""A run cut by its messages: each belongs to one tile, which sees all sends and deliveries of its messages.
+"""A run divided by messages: each message belongs to one shard, which has all its sends and deliveries.
 
-Promises about one message each (`check.suite.of_messages`) are judged tile by tile, by the same checkers as a whole
-run. Tiles with something to say are put together and judged once more as one: clean ones add nothing to a verdict, so
-it is that of the whole run, witness included.
+Promises about single messages (`check.suite.check_messages`) are checked shard by shard, by the same checkers as a
+whole run. Suspect shards are then joined and checked once more. Clean shards add nothing to a verdict, so the result is
+that of the whole run, witness included.
 
-A sender numbers its messages as time goes by, and a message's rows lie in the slots around its sending. So a tile is,
-of each sender, the numbers that it sent in one range of slots, and its rows are in that range and, at times, in a
-neighbour.
+A sender numbers its messages over time, and a message's rows lie in the slots around its sending. So a shard has, for
+each sender, the sequence numbers that it sent in one range of slots; its rows are in that range and sometimes in a
+neighbouring one.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unisono.check.causal_shards import CausalShardSummary, summarize_causal_order
-from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.member_runs import LastLogged, SendStatus, dropped_rows_reason, send_statuses
-from unisono.check.order_kernel import StreamSpan
+from unisono.check.columns import LastLogged, SendStatus, dropped_rows_reason, send_statuses
 from unisono.check.shard_summary import LatencySummary, RangeSummary
 from unisono.check.suite import check_messages
+from unisono.check.timing import latencies, sends_not_recorded
+from unisono.check.total_order import StreamSpan
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, check_name, unknown
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Mask, MemberLog, Rows, Trace, concatenated
 
 StreamId = tuple[int, int]
-"""A sender in one of its lives."""
+"""A sender and its incarnation."""
 FOREVER = (1 << 63) - 1
 MAX_REREAD_FACTOR = 8
-"""How many times as many rows as a run has may be read for its tiles, and as one range has may be held for a tile."""
+"""Limits reading: all shards together may read this many times the rows of the run, and one shard may hold this many
+times the rows of the largest range."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageShard:
-    """Which messages belong to it, of each sender from one number to another, and in which ranges their rows are."""
+    """The messages of a shard, as a range of sequence numbers for each sender, and the ranges that have their rows."""
 
     sequence_ranges: Mapping[StreamId, tuple[int, int]]
     ranges: tuple[int, ...]
@@ -49,52 +49,52 @@ class MessageShard:
     def _contains(self, rows: Rows) -> Mask:
         among: Mask = np.zeros(len(rows), dtype=bool)
         for (sender, incarnation), (first, last) in self.sequence_ranges.items():
-            of = (rows.sender == sender) & (rows.incarnation == incarnation)
+            of = (rows.sender == sender) & (rows.sender_incarnation == incarnation)
             among |= of & (rows.sequence >= first) & (rows.sequence <= last)
         return among
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A verdict without its witness. Equal texts say the same; a text that differs only makes a tile suspect."""
+class VerdictSummary:
+    """A verdict without its witness. A text that differs from that of a clean shard only makes the shard suspect."""
 
     status: Status
     doubt: Doubt | None
 
 
-def said(verdict: Verdict) -> Said:
-    """What a verdict says; that nothing was recorded says nothing about a part of a run."""
+def summarize_verdict(verdict: Verdict) -> VerdictSummary:
+    """A verdict without its witness. For a part of a run, "nothing recorded" counts as valid."""
     if verdict.status is Status.UNKNOWN and verdict.token is Reason.NOTHING_RECORDED:
-        return Said(Status.VALID, None)
-    return Said(verdict.status, None if verdict.token is None else Doubt(verdict.token, verdict.reason))
+        return VerdictSummary(Status.VALID, None)
+    return VerdictSummary(verdict.status, None if verdict.token is None else Doubt(verdict.token, verdict.reason))
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every tile of a run is judged by."""
+    """What the check of every shard of a run needs."""
 
     meta: RunMeta
     logs: tuple[MemberLog, ...]
     events: Rows
-    """What happened to members."""
+    """Member events."""
     grades: tuple[str, ...]
     timed_grade: str | None
     """The grade of the deliveries whose latency counts; None if there are no grades."""
     until_ns: int
-    """When the run ended; for promises about that grade, when what is not of another grade did."""
+    """When the run ended; for promises about one grade, without the deliveries of other grades."""
     last_logged: LastLogged
     bound_ns: int | None
     late_after_ns: int | None
-    """Past which latency a delivery is late; None if no bound is promised of that grade."""
+    """A delivery with a larger latency is late; None if that grade has no promised bound."""
     checks_causal: bool
     """Whether causal order is promised."""
 
     def with_member_events(self, rows: Rows) -> Trace:
-        """Some of the messages, with all that happened to members."""
+        """A trace of these rows and all member events."""
         return Trace.from_rows(concatenated([rows, self.events]), self.meta, self.logs)
 
     def check(self, rows: Rows) -> dict[str, Verdict]:
-        """The promises about these messages."""
+        """Check the promises about these messages."""
         return check_messages(
             self.with_member_events(rows),
             self.grades,
@@ -103,34 +103,34 @@ class RunContext:
             last_logged=self.last_logged,
         )
 
-    def nothing_found(self) -> dict[str, Said]:
-        """What is said of messages of which there is nothing to say."""
-        return {name: said(verdict) for name, verdict in self.check(concatenated([])).items()}
+    def nothing_found(self) -> dict[str, VerdictSummary]:
+        """The verdicts for a clean shard."""
+        return {name: summarize_verdict(verdict) for name, verdict in self.check(concatenated([])).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFinding:
-    """What one tile shows."""
+    """The result of checking one shard."""
 
     suspect_checks: frozenset[str]
-    """The checks that have something to say."""
+    """The checks whose verdict differs from that of a clean shard."""
     rows: int
     latencies: LatencySummary = field(default_factory=LatencySummary)
     unrecorded_sends: int = 0
-    """How many deliveries there are whose send is not recorded."""
+    """The number of deliveries whose send is not recorded."""
     causal: CausalShardSummary | None = None
     too_large: bool = False
-    """Whether it has more rows than are held; nothing else is said then."""
+    """Whether the shard has more rows than may be held; the other fields mean nothing then."""
 
 
 def message_shards(summaries: Sequence[RangeSummary]) -> list[MessageShard]:
-    """Every message in just one tile; the tiles in the order of ranges."""
+    """Shards, sorted by range, such that every message is in exactly one of them."""
     owned: list[dict[StreamId, tuple[int, int]]] = [{} for _ in summaries]
     ranges: list[set[int]] = [set() for _ in summaries]
     sent, delivered = _spans_by_stream(summaries, "sends"), _spans_by_stream(summaries, "delivered")
     for stream in sorted(sent.keys() | delivered.keys()):
         sends, deliveries = sent.get(stream, []), delivered.get(stream, [])
-        # Where a sender's log has ended, what others delivered shows where its numbers are.
+        # After the end of a sender's log, the deliveries at other members show where its sequence numbers lie.
         begins = _increasing_chain(sorted({span[0]: span for span in (*deliveries, *sends)}.values()))
         for at, (number, first, _) in enumerate(begins):
             last = begins[at + 1][1] - 1 if at + 1 < len(begins) else FOREVER
@@ -144,27 +144,27 @@ def message_shards(summaries: Sequence[RangeSummary]) -> list[MessageShard]:
 
 
 def scattered_reason(shards: Sequence[MessageShard], summaries: Sequence[RangeSummary]) -> str:
-    """Why a run is not judged by tiles: the rows of its messages lie far apart. Empty if they do not."""
-    rows = sum(survey.rows for survey in summaries)
-    read = sum(summaries[number].rows for tile in shards for number in tile.ranges)
+    """Why a run cannot be checked by shards: the rows of its messages lie too far apart. Empty if it can."""
+    rows = sum(summary.rows for summary in summaries)
+    read = sum(summaries[number].rows for shard in shards for number in shard.ranges)
     if read <= MAX_REREAD_FACTOR * max(rows, 1):
         return ""
     return f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
 
 
 def max_shard_rows(summaries: Sequence[RangeSummary]) -> int:
-    """How many rows one tile may have: it is about as long as a range, however long the run is."""
-    return MAX_REREAD_FACTOR * max((survey.rows for survey in summaries), default=0)
+    """The largest number of rows of one shard; it depends on the length of ranges and not on that of the run."""
+    return MAX_REREAD_FACTOR * max((summary.rows for summary in summaries), default=0)
 
 
 _Spans = list[tuple[int, int, int]]
-"""Range, first and last number."""
+"""(range, first sequence, last sequence)."""
 
 
 def _spans_by_stream(summaries: Sequence[RangeSummary], name: str) -> dict[StreamId, _Spans]:
     found: dict[StreamId, _Spans] = {}
-    for number, survey in enumerate(summaries):
-        spans: tuple[StreamSpan, ...] = getattr(survey, name)
+    for number, summary in enumerate(summaries):
+        spans: tuple[StreamSpan, ...] = getattr(summary, name)
         for span in spans:
             first_last = (span.first_sequence, span.last_sequence)
             found.setdefault((span.sender, span.incarnation), []).append((number, *first_last))
@@ -172,8 +172,8 @@ def _spans_by_stream(summaries: Sequence[RangeSummary], name: str) -> dict[Strea
 
 
 def _increasing_chain(spans: _Spans) -> _Spans:
-    """As many of these as have first numbers that grow: a stray number ends no other's tile."""
-    ends: list[int] = []  # of the chains of each length, the one that ends lowest, by its last span
+    """The longest chain of spans whose first numbers grow, so that a stray number does not cut a shard."""
+    ends: list[int] = []  # for each length, the last span of the chain that ends lowest
     before: list[int] = []
     for at, (_, first, _) in enumerate(spans):
         length = bisect_left(ends, first, key=lambda end: spans[end][1])
@@ -187,16 +187,16 @@ def _increasing_chain(spans: _Spans) -> _Spans:
 
 
 def _ranges_meeting(spans: _Spans, first: int, last: int) -> set[int]:
-    """The ranges with a span that meets these numbers."""
+    """The ranges with a span that overlaps these numbers."""
     return {number for number, begin, end in spans if begin <= last and end >= first}
 
 
 def check_shard(
-    context: RunContext, nothing_found: Mapping[str, Said], rows: Rows, previous: Rows | None = None
+    context: RunContext, nothing_found: Mapping[str, VerdictSummary], rows: Rows, previous: Rows | None = None
 ) -> ShardFinding:
-    """Judge the rows of one tile: which checks have something to say, and how long deliveries took.
+    """Check the rows of one shard: which checks find something, and the latencies of deliveries.
 
-    `previous` are the rows of the tile before it.
+    `previous` has the rows of the previous shard.
     """
     verdicts = context.check(rows)
     trace = whole = context.with_member_events(rows)
@@ -206,16 +206,16 @@ def check_shard(
     matched, taken_ns = latencies(trace, deliveries)
     seen = LatencySummary()
     seen.add(taken_ns, context.late_after_ns, deliveries.select(matched))
-    untold = 0
+    not_recorded = 0
     if len(matched) < len(deliveries):
-        untold = int((send_statuses(trace, deliveries, context.last_logged) == SendStatus.NOT_RECORDED).sum())
+        not_recorded = int((send_statuses(trace, deliveries, context.last_logged) == SendStatus.NOT_RECORDED).sum())
     edges = None
     if context.checks_causal:
         edges = summarize_causal_order(
             whole, whole if previous is None else context.with_member_events(concatenated([previous, rows]))
         )
-    suspect = frozenset(name for name, found in verdicts.items() if said(found) != nothing_found[name])
-    return ShardFinding(suspect, len(rows), seen, untold, edges)
+    suspect = frozenset(name for name, found in verdicts.items() if summarize_verdict(found) != nothing_found[name])
+    return ShardFinding(suspect, len(rows), seen, not_recorded, edges)
 
 
 def check_shards(
@@ -224,9 +224,9 @@ def check_shards(
     load: Callable[[Collection[int]], Rows],
     max_suspect_rows: int,
 ) -> dict[str, Verdict]:
-    """The verdicts over all tiles; `load` gives the rows of those with these numbers."""
+    """The verdicts over all shards; `load` returns the rows of the shards with these numbers."""
     verdicts: dict[str, Verdict] = {}
-    judged: dict[tuple[int, ...], dict[str, Verdict]] = {}
+    checked: dict[tuple[int, ...], dict[str, Verdict]] = {}
     for name, plain in context.nothing_found().items():
         suspect = [number for number, finding in enumerate(findings) if name in finding.suspect_checks]
         if not suspect:
@@ -240,22 +240,22 @@ def check_shards(
             if chosen and rows > max_suspect_rows:
                 break
             chosen.append(number)
-        if tuple(chosen) not in judged:
-            judged[tuple(chosen)] = context.check(load(chosen))
-        verdict = judged[tuple(chosen)][name]
+        if tuple(chosen) not in checked:
+            checked[tuple(chosen)] = context.check(load(chosen))
+        verdict = checked[tuple(chosen)][name]
         if len(chosen) < len(suspect) and verdict.status is not Status.VIOLATED:
-            # A violation is one whatever the other messages show; the rest is about all of them.
-            why = f"{len(suspect)} parts of the run are suspect, more than the {max_suspect_rows:,} rows looked at"
+            # A violation stands regardless of other messages; any other verdict would need all of them.
+            why = f"{len(suspect)} parts of the run are suspect, more than the {max_suspect_rows:,} rows checked"
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, why), figures=verdict.figures)
         verdicts[name] = verdict
     return verdicts
 
 
 def measured_latencies(context: RunContext, findings: Sequence[ShardFinding]) -> tuple[LatencySummary, Doubt | None]:
-    """How long the deliveries of all tiles took, and why that may not be all."""
+    """The latencies of the deliveries of all shards, and why some may be missing."""
     seen = LatencySummary()
     for finding in findings:
         seen.merge(finding.latencies)
-    untold = sum(finding.unrecorded_sends for finding in findings)
+    not_recorded = sum(finding.unrecorded_sends for finding in findings)
     hidden = dropped_rows_reason(Trace.from_rows(concatenated([]), context.meta, context.logs))
-    return seen, hidden or sends_not_recorded(untold)
+    return seen, hidden or sends_not_recorded(not_recorded)

@@ -1,9 +1,13 @@
 """The promises of multicast to several groups (paper 003 §3), over a run that ended.
 
-Validity: what a correct member multicasts, a correct destination delivers (erratum 003-16: the sender is correct).
-Uniform agreement: what any member delivers, also one that crashed, every correct destination delivers. Destined: nobody
-delivers what was not meant for it. Total order and FIFO order are judged as for one group, since their checkers compare
-only what two members both deliver, and look for cycles. Genuineness: groups that are not related do not talk.
+- Validity: a message from a correct member is delivered by a correct destination (erratum 003-16: the sender is
+  correct).
+- Uniform agreement: a message that any member delivers, crashed or not, is delivered by every correct destination.
+- Destined: members deliver only messages addressed to them.
+- Genuineness: groups that are not related exchange no datagrams.
+
+Total order and FIFO are checked as for one group: those checkers compare only messages that two members share, and look
+for cycles.
 """
 
 from __future__ import annotations
@@ -14,12 +18,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.check.codes import Codes, message_at, message_codes, position_at
-from unisono.check.member_runs import MemberRun, dropped_rows_reason, empty_trace_reason, member_runs
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
+from unisono.check.columns import (
+    Codes,
+    MemberRun,
+    dropped_rows_reason,
+    empty_trace_reason,
+    member_runs,
+    message_at,
+    message_codes,
+    position_at,
+)
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
 from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
 VALIDITY = "validity"
@@ -27,12 +39,12 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
 GRACE_DELAYS = 4
-"""So many delays after a relation has ended there are still answers to what was under way."""
+"""After a relation ends, answers to messages in transit may still arrive for this many delays."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MulticastRun:
-    """What was sent and delivered, each message under one code, and who lived how long."""
+    """The sends and deliveries of a run, with a code for each message, and the member runs."""
 
     member_runs: Mapping[tuple[int, int], MemberRun]
     sends: Rows
@@ -44,12 +56,12 @@ class _MulticastRun:
 def multigroup_agreement(
     trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None
 ) -> dict[str, Verdict]:
-    """Validity, uniform agreement and that deliveries are destined; a message is due when its bound has passed."""
+    """Check validity, uniform agreement and destinations; a message is due when its bound has passed."""
     bound = (trace.meta.bound_ns if bound_ns is None else bound_ns) or 0
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
-    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
+    known = {run_id: member_run for run_id, member_run in member_runs(trace).items() if member_run.log is not None}
     run = _MulticastRun(known, sends, deliveries, sent, delivered)
     found = {
         VALIDITY: _validity(run, end_ns - bound),
@@ -58,17 +70,19 @@ def multigroup_agreement(
     }
     doubt = _incomplete_reason(trace, known)
     return {
-        name: verdict if verdict.status is Status.VIOLATED or doubt is None else kept(name, doubt)
+        name: verdict if verdict.status is Status.VIOLATED or doubt is None else no_violation(name, doubt)
         for name, verdict in found.items()
     }
 
 
 def _incomplete_reason(trace: Trace, member_runs: Mapping[tuple[int, int], MemberRun]) -> Doubt | None:
     cut = [
-        life.member for life in member_runs.values() if (life.log_truncated and not life.crashed) or life.dropped_rows
+        member_run.member
+        for member_run in member_runs.values()
+        if (member_run.log_truncated and not member_run.crashed) or member_run.dropped_rows
     ]
     if cut:
-        return Doubt(Reason.LOG_NOT_WHOLE, f"the log of member {cut[0]} is not whole")
+        return Doubt(Reason.LOG_NOT_WHOLE, f"the log of member {cut[0]} is incomplete")
     return dropped_rows_reason(trace) or empty_trace_reason(trace)
 
 
@@ -76,20 +90,22 @@ def _validity(run: _MulticastRun, due_ns: int) -> Verdict:
     sends, deliveries = run.sends, run.deliveries
     by_correct = np.zeros(len(deliveries), dtype=bool)
     bound = np.zeros(len(sends), dtype=bool)
-    for life in run.member_runs.values():
-        if not life.crashed:
-            by_correct |= (deliveries.member == life.member) & (deliveries.life == life.incarnation)
-            bound |= (sends.member == life.member) & (sends.life == life.incarnation)
+    for member_run in run.member_runs.values():
+        if not member_run.crashed:
+            by_correct |= (deliveries.member == member_run.member) & (
+                deliveries.recorder_incarnation == member_run.incarnation
+            )
+            bound |= (sends.member == member_run.member) & (sends.recorder_incarnation == member_run.incarnation)
     lost = np.flatnonzero(bound & (sends.real_ns <= due_ns) & ~np.isin(run.sent_codes, run.delivered_codes[by_correct]))
     if len(lost) == 0:
         return Verdict(VALIDITY, Status.VALID)
     message = message_at(sends, int(lost[np.argmin(sends.real_ns[lost])]))
-    text = f"no correct destination delivered {message}, which member {message.sender} sent and did not crash"
+    text = f"no correct destination delivered {message}, although its sender, member {message.sender}, did not crash"
     return Verdict(VALIDITY, Status.VIOLATED, Witness((message,), (message.sender,), (), text), len(lost))
 
 
 def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
-    """Of each delivered message the first delivery binds every correct destination that was in the group then."""
+    """The first delivery of each message obliges every correct destination that was in the group at that time."""
     deliveries, delivered = run.deliveries, run.delivered_codes
     order = np.lexsort((deliveries.real_ns, delivered))
     codes, first = np.unique(delivered[order], return_index=True)
@@ -97,32 +113,37 @@ def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
     meant = _destination_filter(run.sends, run.sent_codes, codes)
     missing: list[tuple[int, int, MemberRun]] = []
     count = 0
-    for life in run.member_runs.values():
-        if life.crashed:
+    for member_run in run.member_runs.values():
+        if member_run.crashed:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
-        due = (deliveries.real_ns[rows] <= min(due_ns, life.end_ns)) & (deliveries.slot[rows] >= life.first_slot)
-        due &= meant(life.member)
+        mine = (deliveries.member == member_run.member) & (deliveries.recorder_incarnation == member_run.incarnation)
+        due = (deliveries.real_ns[rows] <= min(due_ns, member_run.end_ns)) & (
+            deliveries.slot[rows] >= member_run.first_slot
+        )
+        due &= meant(member_run.member)
         absent = rows[due & ~np.isin(codes, delivered[mine])]
         if len(absent):
             at = int(absent[np.argmin(deliveries.real_ns[absent])])
-            missing.append((int(deliveries.real_ns[at]), at, life))
+            missing.append((int(deliveries.real_ns[at]), at, member_run))
             count += len(absent)
     if not missing:
         return Verdict(UNIFORM_AGREEMENT, Status.VALID)
-    _, row, life = min(missing, key=lambda found: found[:2])
+    _, row, member_run = min(missing, key=lambda found: found[:2])
     message, there = message_at(deliveries, row), position_at(deliveries, row)
     text = (
-        f"member {life.member} never delivered {message}, which is for it; member {there.member} delivered it at "
-        f"index {there.index}"
+        f"member {member_run.member} never delivered {message}, which is addressed to it; member {there.member} "
+        f"delivered it at index {there.index}"
     )
     return Verdict(
-        UNIFORM_AGREEMENT, Status.VIOLATED, Witness((message,), (life.member, there.member), (there,), text), count
+        UNIFORM_AGREEMENT,
+        Status.VIOLATED,
+        Witness((message,), (member_run.member, there.member), (there,), text),
+        count,
     )
 
 
 class _DestinationFilter:
-    """Which of some messages are for a member; those whose send is not recorded are for nobody as far as is known."""
+    """A mask of the messages addressed to a member. A message without a recorded send counts as addressed to none."""
 
     def __init__(self, destination_sets: tuple[tuple[int, ...], ...], set_numbers: Ints) -> None:
         self._destination_sets, self._set_numbers = destination_sets, set_numbers
@@ -154,12 +175,12 @@ def _destined(run: _MulticastRun) -> Verdict:
         return Verdict(DESTINED, Status.VALID)
     row = int(rows[np.argmin(deliveries.real_ns[rows])])
     message, at = message_at(deliveries, row), position_at(deliveries, row)
-    text = f"member {at.member} delivered {message} at index {at.index}, which was not for it"
+    text = f"member {at.member} delivered {message} at index {at.index}, which was not addressed to it"
     return Verdict(DESTINED, Status.VIOLATED, Witness((message,), (at.member,), (at,), text), len(rows))
 
 
 class _TopologyHistory:
-    """With which groups each member talks, as it goes by what its group has agreed on: told in TOPOLOGY notices."""
+    """The groups that each member exchanges datagrams with over time, from the TOPOLOGY notices of its group."""
 
     def __init__(self, topology: Topology, trace: Trace) -> None:
         declared = {member: frozenset(topology.neighbours(topology.group_of(member))) for member in topology.members}
@@ -168,38 +189,42 @@ class _TopologyHistory:
             member: ([0], [groups]) for member, groups in declared.items()
         }
         self._first_crash_ns: dict[int, int] = {}
-        """Of those who came back, when they were down first."""
-        lives = {member: int(trace.life[trace.member == member].max(initial=0)) for member in topology.members}
-        told = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
-        for row in np.argsort(told.real_ns, kind="stable").tolist():
-            talks, when = int(told.talks_with[row]), int(told.real_ns[row])
-            if told.kind[row] == EventKind.CRASH.code:
-                member = int(told.sender[row])
+        """The first crash of each member that restarted."""
+        last_incarnations = {
+            member: int(trace.recorder_incarnation[trace.member == member].max(initial=0))
+            for member in topology.members
+        }
+        events = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
+        for row in np.argsort(events.real_ns, kind="stable").tolist():
+            talks, when = int(events.talks_with[row]), int(events.real_ns[row])
+            if events.kind[row] == EventKind.CRASH.code:
+                member = int(events.sender[row])
                 self._record(member, when, self._possible_neighbours(member))
-                if lives[member] > told.incarnation[row]:
+                if last_incarnations[member] > events.sender_incarnation[row]:
                     self._first_crash_ns.setdefault(member, when)
             elif talks != ABSENT:
-                self._record(int(told.member[row]), when, frozenset(told.talk_lists[talks]))
+                self._record(int(events.member[row]), when, frozenset(events.talk_lists[talks]))
 
     def _possible_neighbours(self, member: int) -> frozenset[str]:
-        """A new life begins with what was declared, and goes through all changes since until it has read its log."""
+        """All neighbours that a new incarnation may have: it starts with the declared topology, and replays all later
+        changes until it has read its log."""
         home = self._topology.groups[self._topology.group_of(member)]
         return frozenset(group for peer in home for talks in self._neighbours_since[peer][1] for group in talks)
 
     def _record(self, member: int, at_ns: int, neighbours: frozenset[str]) -> None:
         times, groups = self._neighbours_since[member]
         if times[-1] == at_ns:
-            # Who comes back goes through several changes in one instant, and a trace does not say in which order.
+            # A restarted member makes several changes in one instant, and a trace does not record their order.
             groups[-1] |= neighbours
         else:
             times.append(at_ns)
             groups.append(neighbours)
 
     def related(self, sender: int, receiver: int, from_ns: int, to_ns: int) -> bool:
-        """Whether one of the two goes by a relation of their groups at some time between these.
+        """Whether one of the two members regards their groups as related at some time between these.
 
-        So it is for both while another of these groups comes back from a crash with it: who answers that one answers
-        its group.
+        The relation also holds for both while another member of these groups returns from a crash with it, because
+        members answer a whole group.
         """
         one, other = self._topology.group_of(sender), self._topology.group_of(receiver)
         returned = [member for member, at in self._first_crash_ns.items() if at <= to_ns]
@@ -219,10 +244,11 @@ class _TopologyHistory:
 def genuineness_over_time(
     topology: Topology, trace: Trace, send_times_ns: Mapping[tuple[int, int], Sequence[int]], max_pause_ns: int = 0
 ) -> Verdict:
-    """As `genuineness`, where the topology changes: one of the two had the other as related then, or just before.
+    """As `genuineness`, for a topology that changes: one of the two members regarded the other's group as related at
+    the time of sending, or just before.
 
-    `contacts` says when each member has sent to each. What is under way when a relation ends is still answered, after
-    some delays, or when a member that stood still, for `paused_ns` at most, goes on.
+    `send_times_ns` has the times at which each member sent to each. When a relation ends, messages in transit are still
+    answered, after some delays or when a member that paused, for at most `max_pause_ns`, resumes.
     """
     grace_ns = max_pause_ns + GRACE_DELAYS * (trace.meta.delta_ns + trace.meta.gamma_ns)
     talks, wrong = _TopologyHistory(topology, trace), []
@@ -238,13 +264,16 @@ def genuineness_over_time(
     if not wrong:
         return Verdict(GENUINENESS, Status.VALID)
     when, sender, receiver = min(wrong)
-    text = f"member {sender} sent to {receiver or 'everybody'} at {when} ns, when their groups were not related"
+    text = f"member {sender} sent to {receiver or 'all members'} at {when} ns, when their groups were not related"
     nothing: tuple[MessageId, ...] = ()
     return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))
 
 
 def genuineness(topology: Topology, datagram_counts: Mapping[tuple[int, int], int]) -> Verdict:
-    """No datagram between groups that are not related; `pairs` counts them by sender and receiver, 0 for everybody."""
+    """Check that groups that are not related exchange no datagrams.
+
+    `datagram_counts` is by sender and receiver; receiver 0 means all members.
+    """
     wrong = []
     for sender, receiver in sorted(datagram_counts):
         home = topology.group_of(sender)
@@ -253,10 +282,10 @@ def genuineness(topology: Topology, datagram_counts: Mapping[tuple[int, int], in
     if not wrong:
         return Verdict(GENUINENESS, Status.VALID, figures={"datagrams": sum(datagram_counts.values())})
     sender, receiver = wrong[0]
-    whom = "everybody" if receiver == 0 else f"member {receiver} of {topology.group_of(receiver)!r}"
+    destination = "all members" if receiver == 0 else f"member {receiver} of {topology.group_of(receiver)!r}"
     text = (
-        f"member {sender} of {topology.group_of(sender)!r} sent {datagram_counts[wrong[0]]} datagrams to {whom}, "
-        "and these groups are not related"
+        f"member {sender} of {topology.group_of(sender)!r} sent {datagram_counts[wrong[0]]} datagrams to {destination}"
+        ", but these groups are not related"
     )
     nothing: tuple[MessageId, ...] = ()
     return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))

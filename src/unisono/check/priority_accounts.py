@@ -1,8 +1,9 @@
 """Priority accounting and latency of a long run, from its windows (`check.priority_windows`).
 
-Where everything was consumed in one sequence of slots the windows tell all but two things: what was received and never
-delivered, and what a member received and did not live to deliver. Of these it is known between which slots of that
-member nothing less urgent may be, and the surveys tell the first slot with such a message, or which range has it.
+If all members consumed one sequence of slots, the windows decide everything except two cases: messages that were
+received but never delivered, and messages that a member received but did not deliver before it ended. For these it is
+known between which slots the member must not have delivered a less urgent message. The summaries show the first slot
+with such a message, or the range that has it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from unisono.check.member_runs import member_runs
-from unisono.check.priority_accounting import (
-    NAME,
+from unisono.check.columns import MemberRunId, member_runs
+from unisono.check.priority import (
     NO_RECEPTIONS,
+    PRIORITY_ACCOUNTING,
     MissedOvertaking,
     consumption_log,
     message_ids,
@@ -35,7 +36,6 @@ from unisono.check.priority_ranges import (
 )
 from unisono.check.priority_summary import (
     NO_RECEPTION_SUMMARY,
-    MemberRunId,
     ReceptionSummary,
     in_logs,
     rows_by_run,
@@ -50,21 +50,21 @@ from unisono.check.priority_windows import (
 )
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import SOME_UNGRADED
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, no_violation, unknown
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows
 
 WINDOW_ROWS = 500_000
-"""So many rows a window has, or it has one range."""
+"""A window has at most this many rows, unless it is a single range."""
 MAX_REREAD_FACTOR = 8
-"""How many times as many rows as a run has may be read for its windows."""
+"""All windows together may read this many times the rows of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityWindow:
-    """Neighbouring ranges, those with the receptions and with the sends of what was delivered there; and the last slot
-    before it in which messages of a priority were delivered."""
+    """Neighbouring ranges of deliveries, the ranges with the receptions and sends of the delivered messages, and the
+    last slot before the window with a delivery of each priority."""
 
     delivery_ranges: tuple[int, ...]
     reception_ranges: tuple[int, ...]
@@ -76,22 +76,23 @@ class PriorityWindow:
 def plan_windows(
     run: PriorityRun, sequential_run: PriorityRun, window_rows: int, max_reread_factor: int
 ) -> list[PriorityWindow]:
-    """Every delivery of a run in one window; TooMuch if the rows of messages lie far apart.
+    """Windows such that every delivery of the run is in exactly one.
 
-    `even` is the run as far as it is one sequence.
+    `sequential_run` is the run without diverging logs. Raises `ReadLimitExceeded` if the rows of messages lie too far
+    apart.
     """
     cut: list[list[int]] = []
     rows = window_rows
-    for number, survey in enumerate(run.summaries):
-        if not survey.spans:
+    for number, summary in enumerate(run.summaries):
+        if not summary.spans:
             continue
-        rows += survey.base.rows
+        rows += summary.base.rows
         if rows > window_rows:
             cut.append([])
-            rows = survey.base.rows
+            rows = summary.base.rows
         cut[-1].append(number)
-    received = [survey.all_received() for survey in run.summaries]
-    sent = [survey.all_sent() for survey in run.summaries]
+    received = [summary.all_received() for summary in run.summaries]
+    sent = [summary.all_sent() for summary in run.summaries]
     found: list[PriorityWindow] = []
     lower: dict[int, int] = {}
     for ranges in cut:
@@ -107,7 +108,7 @@ def plan_windows(
         for one in found
         for n in {*one.delivery_ranges, *one.reception_ranges, *one.send_ranges}
     )
-    rows = sum(survey.base.rows for survey in run.summaries)
+    rows = sum(summary.base.rows for summary in run.summaries)
     if read > max_reread_factor * rows:
         raise ReadLimitExceeded(
             f"the rows of messages are scattered over ranges: {read:,} would have to be read for {rows:,}"
@@ -116,38 +117,38 @@ def plan_windows(
 
 
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
-    """What windows have to know of the logs; or why they cannot tell anything."""
+    """The facts about the logs that windows need, or why windows cannot decide anything."""
     known = member_runs(run.member_events)
     came: dict[MemberRunId, ReceptionSummary] = {}
-    for survey in run.summaries:
-        for who, of in survey.receptions.items():
-            came[who] = of.merged(came.get(who, NO_RECEPTION_SUMMARY))
-    counts = {who: sum(line.count for _, line in lines) for who, lines in run.spans_by_run.items()}
-    if any(who not in came for who in run.spans_by_run):
+    for summary in run.summaries:
+        for run_id, of in summary.receptions.items():
+            came[run_id] = of.merged(came.get(run_id, NO_RECEPTION_SUMMARY))
+    counts = {run_id: sum(line.count for _, line in lines) for run_id, lines in run.spans_by_run.items()}
+    if any(run_id not in came for run_id in run.spans_by_run):
         return NO_RECEPTIONS
-    for who in known:
-        lacking = who in run.spans_by_run and who not in run.complete_logs
-        if lacking or came.get(who, NO_RECEPTION_SUMMARY).max_consumed > counts.get(who, 0):
-            return missing_deliveries_reason(who[0])
-        if not came.get(who, NO_RECEPTION_SUMMARY).all_counted:
-            return uncounted_reception_reason(who[0])
-    unread = [who for who, life in known.items() if life.crashed and life.log_truncated]
+    for run_id in known:
+        lacking = run_id in run.spans_by_run and run_id not in run.complete_logs
+        if lacking or came.get(run_id, NO_RECEPTION_SUMMARY).max_consumed > counts.get(run_id, 0):
+            return missing_deliveries_reason(run_id[0])
+        if not came.get(run_id, NO_RECEPTION_SUMMARY).all_counted:
+            return uncounted_reception_reason(run_id[0])
+    unread = [run_id for run_id, member_run in known.items() if member_run.crashed and member_run.log_truncated]
     views = dict(rows_by_run(run.member_events.of_kind(EventKind.VIEW)))
     facts = []
-    for who, life in known.items():
-        begin = run.spans_by_run[who][0][1].first_slot if who in run.spans_by_run else 0
+    for run_id, member_run in known.items():
+        begin = run.spans_by_run[run_id][0][1].first_slot if run_id in run.spans_by_run else 0
         gone = {
-            other: _removed_from_view_ns(views.get(who), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
+            other: _removed_from_view_ns(views.get(run_id), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
             for other in unread
         }
-        end = begin + counts.get(who, 0)
-        regular = run.diverging_logs.get(who, end - begin)
-        facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.excused, regular, gone))
+        end = begin + counts.get(run_id, 0)
+        regular = run.diverging_logs.get(run_id, end - begin)
+        facts.append(LogFacts(run_id, member_run.first_slot, begin, end, run_id not in run.excused, regular, gone))
     return tuple(facts)
 
 
 def _removed_from_view_ns(views: Rows | None, member: int, last_ns: int) -> int:
-    """When somebody first installed a view without a member that had received its last at a time."""
+    """When a member first installed, at or after `last_ns`, a view without `member`."""
     if views is None:
         return AFTER_ALL_SLOTS
     noted = [(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist())]
@@ -157,23 +158,25 @@ def _removed_from_view_ns(views: Rows | None, member: int, last_ns: int) -> int:
 
 
 def _check_whole_run(run: PriorityRun) -> Verdict:
-    """By the checker of a whole run, where the logs are not one sequence; unknown if that is too long."""
+    """Check the whole run at once, because the logs do not follow one sequence; unknown if it is too long."""
 
-    def judge() -> Verdict:
-        numbers = [number for number, survey in enumerate(run.summaries) if survey.has_steps()]
+    def check() -> Verdict:
+        numbers = [number for number, summary in enumerate(run.summaries) if summary.has_steps()]
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         try:
             return priority_accounting(run.load_part(numbers, *kinds))
         except ReadLimitExceeded as why:
-            raise ReadLimitExceeded(f"the members' logs are not one sequence, and as a whole {why}") from why
+            raise ReadLimitExceeded(
+                f"the members' logs do not follow one sequence, and in the whole run {why}"
+            ) from why
 
-    return unknown_if_too_large(NAME, judge)
+    return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
 
 
 def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Sequence[WindowFinding]) -> Verdict:
-    """As `priority_accounting`, from what the windows found."""
+    """As `priority_accounting`, from the findings of the windows."""
 
-    def judge() -> Verdict:
+    def check() -> Verdict:
         accounts = _PriorityViolations(run, facts)
         for finding in findings:
             for broken in finding.broken.values():
@@ -183,7 +186,7 @@ def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Seq
         accounts.add_undelivered()
         return accounts.verdict(_overtakings(findings))
 
-    return unknown_if_too_large(NAME, judge)
+    return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
 
 
 def _overtakings(findings: Sequence[WindowFinding]) -> int:
@@ -200,7 +203,7 @@ def _overtakings(findings: Sequence[WindowFinding]) -> int:
 
 
 class _PriorityViolations:
-    """The pairs that are broken, over all windows."""
+    """The broken constraints of all windows."""
 
     def __init__(self, run: PriorityRun, facts: Sequence[LogFacts]) -> None:
         self._run = run
@@ -208,15 +211,15 @@ class _PriorityViolations:
         self._broken_by_run: dict[MemberRunId, BrokenConstraints] = {}
         self._cached_range: tuple[int, Rows] | None = None
         self._slot_spans_by_priority: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
-        """By priority, the ranges in which such messages were delivered, and between which slots."""
-        for number, survey in enumerate(run.summaries):
-            for level, span in survey.slot_spans_by_priority.items():
+        """For each priority, the ranges with deliveries of it, and the first and last slot in each."""
+        for number, summary in enumerate(run.summaries):
+            for level, span in summary.slot_spans_by_priority.items():
                 numbers, spans = self._slot_spans_by_priority.setdefault(level, ([], []))
                 numbers.append(number)
                 spans.append(span)
 
     def add(self, broken: BrokenConstraints) -> None:
-        """Some more of one member."""
+        """Add broken constraints of one member."""
         known = self._broken_by_run.get(broken.first.run_id)
         if known is not None:
             first = min(known.first, broken.first, key=lambda pair: pair.urgent)
@@ -224,16 +227,16 @@ class _PriorityViolations:
         self._broken_by_run[broken.first.run_id] = broken
 
     def add_if_broken(self, constraint: OvertakingConstraint) -> None:
-        """Take a pair if it is broken."""
+        """Add a constraint if it is broken."""
         if self._has_lower(constraint):
             self.add(BrokenConstraints(1, constraint))
 
     def add_undelivered(self) -> None:
-        """The messages that were received, and that nobody delivered."""
-        wanted = union(survey.all_received() for survey in self._run.summaries) - self._run.all_delivered
+        """Add the broken constraints of messages that were received but not delivered at any member."""
+        wanted = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
         trace = self._run.with_member_events(self._run.rows_of_messages(wanted, EventKind.RECEIVE))
         priority, _ = priorities_and_arrivals(trace)
-        logs = {who: consumption_log(trace, life) for who, life in member_runs(trace).items()}
+        logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
         others = sorted(self._facts.values(), key=lambda other: other.begin_slot)
         begins = [other.begin_slot for other in others]
         behind: dict[MessageId, list[int]] = {}
@@ -243,20 +246,20 @@ class _PriorityViolations:
             ]
             slots = (other.slot_after_consuming(consumed) for other, consumed in zip(others, had, strict=True))
             behind[message] = list(accumulate(slots, max))
-        for who, log in self._facts.items():
+        for run_id, log in self._facts.items():
             if not log.is_accountable or log.begin_slot == log.end_slot:
                 continue
-            for message in sorted(logs[who].received_step):
+            for message in sorted(logs[run_id].received_step):
                 if all(
-                    message in logs[other].received_step or logs[who].received_ns[message] >= since
+                    message in logs[other].received_step or logs[run_id].received_ns[message] >= since
                     for other, since in log.excluded_since_ns.items()
                 ):
-                    # Who consumed nothing that this one did tells nothing of it.
+                    # Members that consumed no message of this log do not count.
                     since = max(log.begin_slot, behind[message][bisect_left(begins, log.end_slot) - 1])
-                    self.add_if_broken(OvertakingConstraint(who, message, priority[message], since, log.end_slot))
+                    self.add_if_broken(OvertakingConstraint(run_id, message, priority[message], since, log.end_slot))
 
     def _next_range_with_lower(self, first_slot: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
-        """The first range with less urgent messages from `since` on; by priority, between which slots they lie."""
+        """The first range with less urgent messages from `first_slot` on, and their slots for each priority."""
         ahead = [
             (numbers[at], spans[at])
             for level, (numbers, spans) in self._slot_spans_by_priority.items()
@@ -266,7 +269,7 @@ class _PriorityViolations:
         return nearest, [span for number, span in ahead if number == nearest]
 
     def _has_lower(self, constraint: OvertakingConstraint) -> bool:
-        """Whether there is a less urgent message where none may be; rows are read only if surveys do not tell."""
+        """Whether a less urgent message breaks the constraint. Reads rows only if the summaries cannot decide."""
         _, spans = self._next_range_with_lower(constraint.since_slot, constraint.priority)
         if any(constraint.since_slot <= slot < constraint.end_slot for span in spans for slot in span):
             return True
@@ -274,7 +277,7 @@ class _PriorityViolations:
         return unclear and self._first_lower_slot(constraint.since_slot, constraint.priority) < constraint.end_slot
 
     def _first_lower_slot(self, first_slot: int, priority: int) -> int:
-        """The first slot from `since` on with a less urgent message."""
+        """The first slot from `first_slot` on with a less urgent message."""
         number, spans = self._next_range_with_lower(first_slot, priority)
         if any(first < first_slot for first, _ in spans):
             rows = self._deliveries(number)
@@ -284,34 +287,34 @@ class _PriorityViolations:
     def _deliveries(self, number: int) -> Rows:
         if self._cached_range is None or self._cached_range[0] != number:
             rows = self._run.load_ranges([number]).of_kind(EventKind.DELIVER)
-            for who, log in self._facts.items():
-                rows = rows.select(~(in_logs(rows, [who]) & (rows.index >= log.regular_deliveries)))
+            for run_id, log in self._facts.items():
+                rows = rows.select(~(in_logs(rows, [run_id]) & (rows.index >= log.regular_deliveries)))
             self._cached_range = number, rows
         return self._cached_range[1]
 
     def _message_in_slot(self, slot: int) -> MessageId:
         """The message of a slot."""
-        for number, survey in enumerate(self._run.summaries):
-            if survey.spans and survey.base.first_slot <= slot <= survey.base.last_slot:
+        for number, summary in enumerate(self._run.summaries):
+            if summary.spans and summary.base.first_slot <= slot <= summary.base.last_slot:
                 rows = self._deliveries(number)
                 return message_ids(rows.select(rows.slot == slot))[0]
         raise ValueError(f"nothing was delivered in slot {slot}")
 
     def verdict(self, overtakings: int) -> Verdict:
-        """What there is to say."""
+        """The verdict for all violations added so far."""
         if not self._broken_by_run:
-            return kept(NAME, self._run.incomplete_reason, {"overtakings": overtakings})
+            return no_violation(PRIORITY_ACCOUNTING, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
-        for who in sorted(self._broken_by_run):
-            pair, log = self._broken_by_run[who].first, self._facts[who]
+        for run_id in sorted(self._broken_by_run):
+            pair, log = self._broken_by_run[run_id].first, self._facts[run_id]
             slot = self._first_lower_slot(pair.since_slot, pair.priority)
-            firsts.append((slot - log.begin_slot, who[0], slot, pair))
+            firsts.append((slot - log.begin_slot, run_id[0], slot, pair))
         at, _, slot, pair = min(firsts, key=lambda first: first[:2])
         early = self._message_in_slot(slot)
         wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, pair.urgent))
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         trace = self._run.with_member_events(self._run.rows_of_messages(wanted, *kinds))
-        logs = {who: consumption_log(trace, life) for who, life in member_runs(trace).items()}
+        logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
         first = MissedOvertaking(logs[pair.run_id], pair.urgent, early, at)
         count = sum(broken.count for broken in self._broken_by_run.values())
         return violation_verdict(first, list(logs.values()), priorities_and_arrivals(trace)[0], count, overtakings)
@@ -324,20 +327,20 @@ def _accounting_verdict(
     findings: Sequence[WindowFinding],
     unread_reason: str,
 ) -> Verdict:
-    """The verdict, by windows of an `even` run where they can tell; `unread` says why there are none."""
+    """The verdict from the windows if they can decide; `unread_reason` says why there are none."""
     if isinstance(facts, Doubt):
-        return kept(NAME, facts)
+        return no_violation(PRIORITY_ACCOUNTING, facts)
     if sequential_run.irregular_ranges or any(finding.unknown_reason for finding in findings):
         return _check_whole_run(run)
     if unread_reason:
-        return unknown(NAME, Reason.TOO_MUCH_SUSPECT, unread_reason)
+        return unknown(PRIORITY_ACCOUNTING, Reason.TOO_MUCH_SUSPECT, unread_reason)
     verdict = _check_in_windows(sequential_run, facts, findings)
-    # What a straying log had consumed is taken for less than it was: that shows that P2 was kept, not that it was not.
+    # A diverging log counts with less than it consumed. That can prove that P2 was kept, but not that it was broken.
     return _check_whole_run(run) if verdict.status is Status.VIOLATED and run.diverging_logs else verdict
 
 
 CheckWindows = Callable[[Sequence[PriorityWindow], tuple[LogFacts, ...] | None], Sequence[WindowFinding]]
-"""Judges windows (`judge_window`); without facts about the logs only their latencies are wanted."""
+"""Checks windows (`check_window`); without facts about the logs it only measures latencies."""
 
 
 def check_priority(
@@ -348,8 +351,8 @@ def check_priority(
     max_reread_factor: int = MAX_REREAD_FACTOR,
 ) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
-    grades = {grade for survey in run.summaries for grade in survey.base.grades}
-    if grades and any(survey.has_ungraded for survey in run.summaries):
+    grades = {grade for summary in run.summaries for grade in summary.base.grades}
+    if grades and any(summary.has_ungraded for summary in run.summaries):
         return {"grades": SOME_UNGRADED}
     if len(grades) > 1:
         return {"grades": unknown("grades", Reason.GRADES_MIXED, SEVERAL_GRADES)}
@@ -366,6 +369,6 @@ def check_priority(
     seen = LatencySummary()
     for finding in found:
         seen.merge(finding.latencies)
-    verdicts[NAME] = _accounting_verdict(run, even, facts, found, unread)
+    verdicts[PRIORITY_ACCOUNTING] = _accounting_verdict(run, even, facts, found, unread)
     verdicts["latency"] = latency_in_windows(run, seen, unread)
     return verdicts

@@ -1,20 +1,20 @@
-"""A run of the priority order of any length, judged from surveys of its ranges and from few rows.
+"""A run of the priority order of any length, checked from summaries of its ranges and from few rows.
 
 What each promise needs from the other ranges:
-- P1, total order: that a log's indices go on from range to range, and that no message is delivered in two of them.
-- Integrity: which messages were sent anywhere; what was delivered and is not among them is looked at by itself.
-- FIFO: of each log, sender and priority, between which numbers its deliveries lie.
-- P2, priority accounting: what each member had consumed when it received a message. While all logs are one sequence of
-  slots, that is a slot, and a window of some ranges (`check.priority_windows`) needs of the others the receptions of
-  its messages, and the last slot of each priority. Few messages wait across an edge, since senders have windows. Where
-  the logs are not one sequence P2 is judged as a whole, and unknown if the run is too long for that. If only members
-  that crashed or were left out stray, the others' sequence is judged, and of a stray log what it consumed before that
-  counts: so no less is found broken than is.
-- View atomicity: which messages each member received in which view, over all ranges, as ranges of numbers.
-- Gap freedom: what was sent and nobody delivered, what lies where a log leaves the sequence, and how far each got.
+- P1, total order: a log's indices continue from range to range, and no message is delivered in two ranges.
+- Integrity: the set of all messages sent; delivered messages outside it are checked on their own.
+- FIFO: for each log, sender and priority, the first and the last delivered sequence number.
+- P2, priority accounting: how far each member had consumed when it received a message. While all logs follow one
+  sequence of slots, that is a slot. A window of some ranges (`check.priority_windows`) then needs from other ranges
+  only the receptions of its messages and the last slot of each priority. Few messages wait across an edge, since
+  senders have limited windows. If the logs do not follow one sequence, P2 is checked on the whole run, and is unknown
+  if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is
+  checked, and a diverging log counts up to the point where it diverges; this misses no violation.
+- View atomicity: the messages that each member received in each view, over all ranges.
+- Gap freedom: undelivered messages, messages where a log leaves the sequence, and how far each member got.
 - Latency: the sends of a window's messages.
 
-Suspect messages are gathered with all their rows, and the checkers of a whole run judge those: witnesses are the same.
+All rows of suspect messages are gathered and checked by the checkers of a whole run, so witnesses are the same.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from unisono.check.fifo import NAME as FIFO
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.integrity import integrity
-from unisono.check.latency import sends_not_recorded
-from unisono.check.member_runs import (
+from unisono.check.columns import (
     NOTHING_RECORDED,
+    MemberRunId,
     SendStatus,
     dropped_rows_reason,
     excused_members,
@@ -37,20 +34,21 @@ from unisono.check.member_runs import (
     send_statuses,
     without_excused_deliveries,
 )
-from unisono.check.priority_summary import DeliverySpan, MemberRunId, PriorityRangeSummary, union
+from unisono.check.completeness import gap_freedom, integrity
+from unisono.check.priority import atomicity_verdict, check_same_messages, installed_views, received_by_view
+from unisono.check.priority_summary import DeliverySpan, PriorityRangeSummary, union
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict, overlapping
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import NO_BOUND, as_unbounded
-from unisono.check.total_order import total_order
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept, unknown
-from unisono.check.view_atomicity import atomicity_verdict, check_same_messages, installed_views, received_by_view
+from unisono.check.timing import sends_not_recorded
+from unisono.check.total_order import FIFO, total_order
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.model.message_set import MessageOrigin as Origins
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.trace.kinds import ABSENT, EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import ABSENT, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
-SEVERAL_GRADES = "deliveries of several grades are judged only in a run that is read as a whole"
+SEVERAL_GRADES = "deliveries of several grades can be checked only in a run that is read as a whole"
 GAPS_NOT_CHECKED = "gaps are looked into only in a run that is read as a whole"
 
 
@@ -60,7 +58,7 @@ class ReadLimitExceeded(Exception):
 
 @dataclass(frozen=True)
 class PriorityRun:
-    """The surveys of all ranges of one run, in the order of slots, and how to read rows."""
+    """The summaries of all ranges of one run, sorted by slot, and how to read rows."""
 
     meta: RunMeta
     logs: tuple[MemberLog, ...]
@@ -70,7 +68,7 @@ class PriorityRun:
     gather_rows: Callable[[MessageSet, Collection[EventKind], Sequence[int]], Rows]
     """The rows of these kinds and messages in the ranges with these numbers."""
     summarize_without: Callable[[Sequence[int], frozenset[MemberRunId]], Sequence[PriorityRangeSummary]]
-    """The surveys of the ranges with these numbers, without what some logs delivered."""
+    """Summarizes the ranges with these numbers again, without the deliveries of some logs."""
     bound_ns: int | None
     max_suspect_rows: int
 
@@ -81,46 +79,46 @@ class PriorityRun:
 
     def with_member_events(self, rows: Rows) -> Trace:
         """Some rows, with all that happened to members."""
-        events = [survey.base.events for survey in self.summaries]
+        events = [summary.base.events for summary in self.summaries]
         return Trace.from_rows(concatenated([rows, *events]), self.meta, self.logs)
 
     @cached_property
     def incomplete_reason(self) -> Doubt | None:
-        """Why nothing can be said to be kept; None if it can."""
+        """Why no promise can be shown to be kept; None if it can."""
         return dropped_rows_reason(self.member_events) or (
-            None if any(survey.base.rows for survey in self.summaries) else NOTHING_RECORDED
+            None if any(summary.base.rows for summary in self.summaries) else NOTHING_RECORDED
         )
 
     def clean_verdict(self, name: str) -> Verdict:
-        """Nothing speaks against the promise."""
-        return kept(name, self.incomplete_reason)
+        """The verdict if no violation was found."""
+        return no_violation(name, self.incomplete_reason)
 
     @cached_property
     def excused(self) -> set[MemberRunId]:
-        """Whose deliveries bind nobody."""
+        """The member runs whose deliveries oblige no other member."""
         return excused_members(self.member_events)
 
     @cached_property
     def delivered_by_range(self) -> tuple[MessageSet, ...]:
-        """By range, what anybody delivered."""
-        return tuple(survey.all_delivered() for survey in self.summaries)
+        """The delivered messages of each range."""
+        return tuple(summary.all_delivered() for summary in self.summaries)
 
     @cached_property
     def all_delivered(self) -> MessageSet:
-        """What anybody delivered."""
+        """All delivered messages."""
         return union(self.delivered_by_range)
 
     @cached_property
     def all_sent(self) -> MessageSet:
-        """What anybody sent."""
-        return union(survey.all_sent() for survey in self.summaries)
+        """All sent messages."""
+        return union(summary.all_sent() for summary in self.summaries)
 
     @cached_property
     def spans_by_run(self) -> dict[MemberRunId, list[tuple[int, DeliverySpan]]]:
-        """Each log's deliveries, by range."""
+        """The deliveries of each log, by range."""
         found: dict[MemberRunId, list[tuple[int, DeliverySpan]]] = {}
-        for number, survey in enumerate(self.summaries):
-            for line in survey.spans:
+        for number, summary in enumerate(self.summaries):
+            for line in summary.spans:
                 found.setdefault(line.run_id, []).append((number, line))
         return found
 
@@ -143,14 +141,14 @@ class PriorityRun:
 
     @cached_property
     def complete_logs(self) -> set[MemberRunId]:
-        """The logs that have all deliveries, as far as they go."""
-        return {who for who, lines in self.spans_by_run.items() if not _missing_index(who, lines)}
+        """The logs that have all deliveries up to their last index."""
+        return {run_id for run_id, lines in self.spans_by_run.items() if not _missing_index(run_id, lines)}
 
     @cached_property
     def irregular_ranges(self) -> set[int]:
-        """The ranges in which or between which the logs are not one sequence of slots."""
+        """The ranges in which, or between which, the logs do not follow one sequence of slots."""
         found = {
-            number for number, survey in enumerate(self.summaries) if not survey.is_sequential
+            number for number, summary in enumerate(self.summaries) if not summary.is_sequential
         } | self.interleaved_ranges
         for lines in self.spans_by_run.values():
             for (before, earlier), (number, later) in pairwise(lines):
@@ -160,26 +158,26 @@ class PriorityRun:
 
     @cached_property
     def diverging_logs(self) -> dict[MemberRunId, int]:
-        """The logs that bind nobody and are in uneven ranges; and from which index on."""
+        """The excused logs in irregular ranges, and the index from which each diverges."""
         return {
-            who: min(line.first_index for number, line in lines if number in self.irregular_ranges)
-            for who, lines in self.spans_by_run.items()
-            if who in self.excused and any(number in self.irregular_ranges for number, _ in lines)
+            run_id: min(line.first_index for number, line in lines if number in self.irregular_ranges)
+            for run_id, lines in self.spans_by_run.items()
+            if run_id in self.excused and any(number in self.irregular_ranges for number, _ in lines)
         }
 
     def without_diverging_logs(self) -> PriorityRun:
-        """This run without what these logs delivered from there on."""
+        """This run without the deliveries of diverging logs from that index on."""
         first = min(self.irregular_ranges, default=0)
-        numbers = sorted({n for who in self.diverging_logs for n, _ in self.spans_by_run[who] if n >= first})
+        numbers = sorted({n for run_id in self.diverging_logs for n, _ in self.spans_by_run[run_id] if n >= first})
         surveys = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
-        return replace(self, summaries=tuple(surveys.get(n, survey) for n, survey in enumerate(self.summaries)))
+        return replace(self, summaries=tuple(surveys.get(n, summary) for n, summary in enumerate(self.summaries)))
 
     def rows_of_messages(self, wanted: MessageSet, *kinds: EventKind) -> Rows:
-        """All rows of these kinds and messages; TooMuch if there are many."""
+        """All rows of these kinds and messages; raises `ReadLimitExceeded` if there are too many."""
         rows = len(wanted) * len(kinds) * len(self.logs)
         if rows > self.max_suspect_rows:
             raise ReadLimitExceeded(
-                f"{len(wanted):,} messages are suspect, more than the {self.max_suspect_rows:,} rows looked at"
+                f"{len(wanted):,} messages are suspect, more than the {self.max_suspect_rows:,} rows checked"
             )
         if not wanted:
             return concatenated([])
@@ -187,26 +185,26 @@ class PriorityRun:
             EventKind.SEND: PriorityRangeSummary.all_sent,
             EventKind.DELIVER: PriorityRangeSummary.all_delivered,
             EventKind.RECEIVE: PriorityRangeSummary.all_received,
-            EventKind.QUEUE: lambda survey: survey.queued,
+            EventKind.QUEUE: lambda summary: summary.queued,
         }
         ranges = [
             number
-            for number, survey in enumerate(self.summaries)
-            if any(where[kind](survey) & wanted for kind in kinds)
+            for number, summary in enumerate(self.summaries)
+            if any(where[kind](summary) & wanted for kind in kinds)
         ]
         return self.gather_rows(wanted, kinds, ranges)
 
     def load_part(self, numbers: Iterable[int], *kinds: EventKind) -> Trace:
-        """The run as far as these ranges show it; TooMuch if they are long."""
+        """The part of the run in these ranges; raises `ReadLimitExceeded` if they have too many rows."""
         chosen = sorted(numbers)
         rows = sum(self.summaries[number].base.rows for number in chosen)
         if rows > self.max_suspect_rows:
-            raise ReadLimitExceeded(f"{rows:,} rows are suspect, more than the {self.max_suspect_rows:,} looked at")
+            raise ReadLimitExceeded(f"{rows:,} rows are suspect, more than the {self.max_suspect_rows:,} rows checked")
         return self.with_member_events(self.load_ranges(chosen).of_kind(*kinds))
 
 
 def unknown_if_too_large(name: str, check: Callable[[], Verdict]) -> Verdict:
-    """The verdict, unknown if too much is suspect."""
+    """The verdict of `check`, or unknown if too many rows are suspect."""
     try:
         return check()
     except ReadLimitExceeded as why:
@@ -214,8 +212,8 @@ def unknown_if_too_large(name: str, check: Callable[[], Verdict]) -> Verdict:
 
 
 def check_order(run: PriorityRun) -> dict[str, Verdict]:
-    """One verdict per promise but priority accounting and latency, as `check.suite.check_all` gives."""
-    found = SummarizedRun(run.meta, run.logs, tuple(survey.base for survey in run.summaries), run.load_ranges)
+    """The verdicts of `check.suite.check_all`, except priority accounting and latency."""
+    found = SummarizedRun(run.meta, run.logs, tuple(summary.base for summary in run.summaries), run.load_ranges)
     found = replace(found, max_suspect_rows=run.max_suspect_rows, max_whole_rows=0)
     verdicts = {
         "total_order": unknown_if_too_large("total_order", lambda: _total_order(run)),
@@ -231,9 +229,9 @@ def check_order(run: PriorityRun) -> dict[str, Verdict]:
 
 
 def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason: str) -> Verdict:
-    """As `latency`, from what the windows have measured; `unread` says why they have not."""
+    """As `latency`, from the measurements of the windows; `unread_reason` says why there are none."""
 
-    def judge() -> Verdict:
+    def check() -> Verdict:
         if unread_reason:
             raise ReadLimitExceeded(unread_reason)
         doubt = run.incomplete_reason
@@ -241,34 +239,40 @@ def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason
             trace = run.with_member_events(
                 run.rows_of_messages(run.all_delivered - run.all_sent, EventKind.SEND, EventKind.DELIVER)
             )
-            untold = int((send_statuses(trace, trace.deliveries(), _last_logged(run)) == SendStatus.NOT_RECORDED).sum())
-            doubt = sends_not_recorded(untold)
+            not_recorded = int(
+                (send_statuses(trace, trace.deliveries(), _last_logged(run)) == SendStatus.NOT_RECORDED).sum()
+            )
+            doubt = sends_not_recorded(not_recorded)
         if run.bound_ns is not None:
             return latency_verdict(measured, run.bound_ns, doubt)
         return as_unbounded(latency_verdict(measured, NO_BOUND, doubt))
 
-    return unknown_if_too_large("latency", judge)
+    return unknown_if_too_large("latency", check)
 
 
 def _total_order(run: PriorityRun) -> Verdict:
-    suspect = {number for number, survey in enumerate(run.summaries) if not survey.ordered} | run.interleaved_ranges
+    suspect = {number for number, summary in enumerate(run.summaries) if not summary.ordered} | run.interleaved_ranges
     suspect |= {number for lines in run.spans_by_run.values() for number, line in lines if not line.distinct}
-    lacking = {who: run.spans_by_run[who] for who in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)}
+    lacking = {
+        run_id: run.spans_by_run[run_id] for run_id in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)
+    }
     if suspect:
-        # A message that is out of place is so among those of the ranges between its places, all of which are suspect.
+        # All ranges between the positions of a misplaced message are suspect, so the suspect ranges show it.
         verdict = total_order(without_excused_deliveries(run.load_part(suspect, EventKind.DELIVER)))
         if verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
             return verdict
     if not lacking:
         return run.clean_verdict("total_order")
-    who, lines = next(iter(lacking.items()))
-    expected, follows = _missing_index(who, lines) or (0, 0)
-    reason = f"the deliveries of member {who[0]} are not all recorded: index {expected} is missing, {follows} follows"
+    run_id, lines = next(iter(lacking.items()))
+    expected, follows = _missing_index(run_id, lines) or (0, 0)
+    reason = (
+        f"the deliveries of member {run_id[0]} are not all recorded: index {expected} is missing, {follows} follows"
+    )
     return unknown("total_order", Reason.INDEX_MISSING, reason)
 
 
 def _missing_index(run_id: MemberRunId, spans: Sequence[tuple[int, DeliverySpan]]) -> tuple[int, int] | None:
-    """The first index that a log lacks or has twice, and the one that is there; None if it has all up to its last."""
+    """The first index that a log lacks or has twice, and the index found there; None if the log is complete."""
     ranges = union(line.indices for _, line in spans).ranges[run_id]
     if ranges[0][0] != 0:
         return 0, ranges[0][0]
@@ -284,9 +288,9 @@ def _last_logged(run: PriorityRun) -> dict[MemberRunId, int]:
 
 
 def _integrity(run: PriorityRun) -> Verdict:
-    suspect = (run.all_delivered - run.all_sent) | union(survey.delivered_twice for survey in run.summaries)
-    for who in sorted(run.spans_by_run):
-        suspect = suspect | _in_more_than_one(survey.delivered.get(who, MessageSet()) for survey in run.summaries)
+    suspect = (run.all_delivered - run.all_sent) | union(summary.delivered_twice for summary in run.summaries)
+    for run_id in sorted(run.spans_by_run):
+        suspect = suspect | _in_more_than_one(summary.delivered.get(run_id, MessageSet()) for summary in run.summaries)
     if not suspect:
         return run.clean_verdict("integrity")
     return integrity(
@@ -295,7 +299,7 @@ def _integrity(run: PriorityRun) -> Verdict:
 
 
 def _in_more_than_one(sets: Iterable[MessageSet]) -> MessageSet:
-    """What is in more than one of the sets."""
+    """The messages that are in more than one of the sets."""
     seen = several = MessageSet()
     for one in sets:
         several, seen = several | (one & seen), seen | one
@@ -304,41 +308,45 @@ def _in_more_than_one(sets: Iterable[MessageSet]) -> MessageSet:
 
 def _gap_freedom(run: PriorityRun) -> Verdict:
     known = {
-        who: life
-        for who, life in member_runs(run.member_events).items()
-        if life.log is not None and who not in run.excused
+        run_id: member_run
+        for run_id, member_run in member_runs(run.member_events).items()
+        if member_run.log is not None and run_id not in run.excused
     }
-    binding = union(of for survey in run.summaries for who, of in survey.delivered.items() if who not in run.excused)
+    binding = union(
+        of for summary in run.summaries for run_id, of in summary.delivered.items() if run_id not in run.excused
+    )
     doubtful = set(run.irregular_ranges)
-    lines_of = {who: [line for _, line in run.spans_by_run.get(who, ())] for who in known}
-    for who, life in known.items():
-        lines = lines_of[who]
+    lines_of = {run_id: [line for _, line in run.spans_by_run.get(run_id, ())] for run_id in known}
+    for run_id, member_run in known.items():
+        lines = lines_of[run_id]
         begin = min((line.first_slot for line in lines), default=None)
         end = max((line.last_slot for line in lines), default=-1)
-        for number, survey in enumerate(run.summaries):
-            first, last = survey.base.order.first_slot, survey.base.order.last_slot
-            before = begin is not None and life.first_slot <= last and first < begin
+        for number, summary in enumerate(run.summaries):
+            first, last = summary.base.order.first_slot, summary.base.order.last_slot
+            before = begin is not None and member_run.first_slot <= last and first < begin
             after = run.bound_ns is not None and last > end
-            if survey.spans and first < life.end_slot and (before or after):
+            if summary.spans and first < member_run.end_slot and (before or after):
                 doubtful.add(number)
     suspect = (run.all_sent - binding) | union(run.delivered_by_range[number] for number in sorted(doubtful))
     if not suspect:
         trace = run.member_events
     else:
-        # How far a member got, in the order and of each sender and priority, decides what it passed over.
+        # A member's last delivery, overall and of each sender and priority, decides which messages it passed.
         tops: dict[tuple[MemberRunId, int, Origins], int] = {}
-        for survey in run.summaries:
-            for (who, level), of in survey.last_delivered.items():
+        for summary in run.summaries:
+            for (run_id, level), of in summary.last_delivered.items():
                 for origin in of.ranges.keys() & suspect.ranges.keys():
                     sequence = of.ranges[origin][0][1]
-                    tops[who, level, origin] = max(sequence, tops.get((who, level, origin), sequence))
+                    tops[run_id, level, origin] = max(sequence, tops.get((run_id, level, origin), sequence))
         lasts = [max(lines, key=lambda line: line.last_slot).last_message for lines in lines_of.values() if lines]
         context = suspect | MessageSet.of(
             [*lasts, *(MessageRef(*origin, number) for (_, _, origin), number in tops.items())]
         )
         trace = run.with_member_events(run.rows_of_messages(context, EventKind.SEND, EventKind.DELIVER))
-    times = [survey.last_non_delivery_ns for survey in run.summaries]
-    times += [line.last_ns for who, lines in run.spans_by_run.items() if who not in run.excused for _, line in lines]
+    times = [summary.last_non_delivery_ns for summary in run.summaries]
+    times += [
+        line.last_ns for run_id, lines in run.spans_by_run.items() if run_id not in run.excused for _, line in lines
+    ]
     verdict = gap_freedom(
         without_excused_deliveries(trace),
         until_ns=max(times, default=0),
@@ -360,19 +368,19 @@ def _view_atomicity(run: PriorityRun) -> Verdict:
     views, installed = installed_views(run.member_events, complain)
     received: dict[tuple[MemberRunId, int], MessageSet] = {}
     by_view: dict[int, MessageSet] = {}
-    suspect = union(survey.received_twice for survey in run.summaries)
-    for survey in run.summaries:
-        for (who, view), came in survey.received.items():
+    suspect = union(summary.received_twice for summary in run.summaries)
+    for summary in run.summaries:
+        for (run_id, view), came in summary.received.items():
             if view == ABSENT:
                 continue
-            mine = installed.get(who, {})
-            first_ns, last_ns = survey.reception_times[who, view]
+            mine = installed.get(run_id, {})
+            first_ns, last_ns = summary.reception_times[run_id, view]
             if view not in mine or first_ns < mine[view] or last_ns > mine.get(view + 1, last_ns):
                 suspect = suspect | came
             others = came.ranges.keys() - set(views.get(view, ()))
             suspect = suspect | MessageSet({origin: came.ranges[origin] for origin in sorted(others)})
-            suspect = suspect | (came & received.get((who, view), MessageSet()))
-            received[who, view] = received.get((who, view), MessageSet()) | came
+            suspect = suspect | (came & received.get((run_id, view), MessageSet()))
+            received[run_id, view] = received.get((run_id, view), MessageSet()) | came
             by_view[view] = by_view.get(view, MessageSet()) | came
     suspect = suspect | _in_more_than_one(by_view[view] for view in sorted(by_view))
     if suspect:

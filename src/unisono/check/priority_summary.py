@@ -1,8 +1,8 @@
-"""One range of slots of a run of the priority order, surveyed: which messages it shows where, and small.
+"""The summary of one range of slots of a run of the priority order: which messages have rows in it.
 
-Deliveries and the steps before them are numbered by their place in the agreed order, sends by time: so a message's rows
-lie in several ranges, and a survey says which messages those are. Sets of messages are ranges of numbers
-(`model.message_set`), since members send, receive and consume nearly in sequence.
+The slot of a delivery or queue step is the message's number in the agreed order; the slot of a send follows the time.
+So a message's rows lie in several ranges, and each summary says which messages it has. Members send, receive and
+consume nearly in sequence, so sets of messages are stored as ranges of sequence numbers (`model.message_set`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.check.codes import Codes, group_starts, key_codes, log_codes, message_codes, packed
+from unisono.check.columns import Codes, MemberRunId, group_starts, key_codes, log_codes, message_codes, packed
 from unisono.check.shard_summary import RangeSummary, summarize_range
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import EMPTY, Mask, Rows, concatenated, constant, copied
 
-MemberRunId = tuple[int, int]
-"""A member in one of its lives."""
 _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverySpan:
-    """What one log delivered in a range."""
+    """One log's deliveries in a range."""
 
     run_id: MemberRunId
     count: int
@@ -34,9 +32,9 @@ class DeliverySpan:
     first_slot: int
     last_slot: int
     indices: MessageSet
-    """All indices, as if they were numbers of this log."""
+    """All indices, stored as if they were sequence numbers of this member run."""
     distinct: bool
-    """Whether no index is there twice."""
+    """Whether no index occurs twice."""
     last_ns: int
     last_message: MessageRef
     """The message with the last key."""
@@ -44,16 +42,16 @@ class DeliverySpan:
 
 @dataclass(frozen=True, slots=True)
 class ReceptionSummary:
-    """What one log received in a range."""
+    """One log's receptions in a range."""
 
     max_consumed: int
-    """The largest number of messages that it had consumed then."""
+    """The largest number of messages consumed before a reception."""
     all_counted: bool
-    """Whether every reception says how many."""
+    """Whether every reception has that number."""
     last_ns: int
 
     def merged(self, other: ReceptionSummary) -> ReceptionSummary:
-        """What the log received in this range and in another."""
+        """The receptions in this range and in another."""
         most_consumed = max(self.max_consumed, other.max_consumed)
         return ReceptionSummary(most_consumed, self.all_counted and other.all_counted, max(self.last_ns, other.last_ns))
 
@@ -63,51 +61,51 @@ NO_RECEPTION_SUMMARY = ReceptionSummary(0, True, 0)
 
 @dataclass(frozen=True, slots=True)
 class PriorityRangeSummary:
-    """What a range shows."""
+    """The facts about one range that the checkers of the priority order need."""
 
     base: RangeSummary
-    """As of any order, without the messages that are unmatched."""
+    """The summary for any order, without unmatched messages."""
     last_non_delivery_ns: int
-    """When the last thing happened that is no delivery."""
+    """The time of the last row that is not a delivery."""
     spans: tuple[DeliverySpan, ...]
     has_ungraded: bool
     """Whether some delivery has no grade."""
     ordered: bool
     """Whether keys and messages are one to one, and keys grow with the index of each log."""
     is_sequential: bool
-    """Whether, besides, each log's slots follow one another as its indices do, and a message has one priority."""
+    """Whether, in addition, each log's slots are consecutive as its indices are, and each message has one priority."""
     delivered_twice: MessageSet
-    """What some log delivered twice."""
+    """Messages that some log delivered twice."""
     delivered: dict[MemberRunId, MessageSet]
     sent: dict[MemberRunId, MessageSet]
     received: dict[tuple[MemberRunId, int], MessageSet]
-    """By log, and by the view in which it came."""
+    """The receptions of each log in each view."""
     reception_times: dict[tuple[MemberRunId, int], tuple[int, int]]
-    """When the first and the last of them came."""
+    """The times of the first and the last of these receptions."""
     received_twice: MessageSet
-    """What some log received twice in one view."""
+    """Messages that some log received twice in one view."""
     queued: MessageSet
-    """What anybody put into its queue."""
+    """Messages that some member put into its queue."""
     receptions: dict[MemberRunId, ReceptionSummary]
     slot_spans_by_priority: dict[int, tuple[int, int]]
     """By priority, the first and the last slot in which such a message was delivered."""
     last_delivered: dict[tuple[MemberRunId, int], MessageSet]
-    """By log and priority, the last that it delivered of each sender."""
+    """The last message of each sender that each log delivered, by log and priority."""
 
     def all_delivered(self) -> MessageSet:
-        """What anybody delivered."""
+        """All delivered messages."""
         return union(self.delivered.values())
 
     def all_received(self) -> MessageSet:
-        """What anybody received."""
+        """All received messages."""
         return union(self.received.values())
 
     def has_steps(self) -> bool:
-        """Whether anything was received, queued or delivered."""
+        """Whether the range has receptions, queue steps or deliveries."""
         return bool(self.spans or self.received or self.queued)
 
     def all_sent(self) -> MessageSet:
-        """What anybody sent."""
+        """All sent messages."""
         return union(self.sent.values())
 
 
@@ -140,16 +138,16 @@ def summarize_priority_range(
         is_sequential=even,
         delivered_twice=union(_repeated_messages(rows) for rows in deliveries),
         delivered={_run_id(rows): message_set(rows) for rows in deliveries},
-        sent={who: message_set(rows) for who, rows in rows_by_run(sent)},
+        sent={run_id: message_set(rows) for run_id, rows in rows_by_run(sent)},
         received={key: message_set(rows) for key, rows in got},
         reception_times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
         received_twice=union(_repeated_messages(rows) for (_, view), rows in got if view != ABSENT),
         queued=message_set(concatenated(queued)),
-        receptions={who: _reception_summary(rows) for who, rows in rows_by_run(came)},
+        receptions={run_id: _reception_summary(rows) for run_id, rows in rows_by_run(came)},
         slot_spans_by_priority=_slot_spans_by_priority(delivered),
         last_delivered={
-            (who, level): _last_of_each_sender(rows.select(rows.priority == level))
-            for who, rows in rows_by_run(delivered)
+            (run_id, level): _last_of_each_sender(rows.select(rows.priority == level))
+            for run_id, rows in rows_by_run(delivered)
             for level in np.unique(rows.priority).tolist()
         },
     )
@@ -173,14 +171,14 @@ def _of_kinds(rows: Rows, *kinds: int) -> Rows:
 
 
 def _run_id(rows: Rows) -> MemberRunId:
-    return int(rows.member[0]), int(rows.life[0])
+    return int(rows.member[0]), int(rows.recorder_incarnation[0])
 
 
 def in_logs(rows: Rows, logs: Collection[MemberRunId]) -> Mask:
     """Which rows are of these logs."""
     found: Mask = np.zeros(len(rows), dtype=bool)
-    for member, life in sorted(logs):
-        found |= (rows.member == member) & (rows.life == life)
+    for member, stream_incarnation in sorted(logs):
+        found |= (rows.member == member) & (rows.recorder_incarnation == stream_incarnation)
     return found
 
 
@@ -193,8 +191,8 @@ def rows_by_run(rows: Rows) -> list[tuple[MemberRunId, Rows]]:
 
 def _rows_by_view(rows: Rows) -> list[tuple[tuple[MemberRunId, int], Rows]]:
     return [
-        ((who, view), of.select(of.view == view))
-        for who, of in rows_by_run(rows)
+        ((run_id, view), of.select(of.view == view))
+        for run_id, of in rows_by_run(rows)
         for view in np.unique(of.view).tolist()
     ]
 
@@ -211,8 +209,8 @@ def message_set(rows: Rows) -> MessageSet:
     """The messages of these rows."""
     if len(rows) == 0:
         return MessageSet()
-    order = np.lexsort((rows.sequence, rows.incarnation, rows.sender))
-    sender, incarnation = rows.sender[order].astype(np.int64), rows.incarnation[order]
+    order = np.lexsort((rows.sequence, rows.sender_incarnation, rows.sender))
+    sender, incarnation = rows.sender[order].astype(np.int64), rows.sender_incarnation[order]
     number = rows.sequence[order]
     fresh = np.ones(len(order), dtype=bool)
     fresh[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
@@ -220,8 +218,8 @@ def message_set(rows: Rows) -> MessageSet:
     last = np.append(first[1:], len(order)) - 1
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     columns = (sender[first], incarnation[first], number[first], number[last])
-    for whose, life, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        ranges.setdefault((whose, life), []).append((begin, end))
+    for whose, stream_incarnation, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+        ranges.setdefault((whose, stream_incarnation), []).append((begin, end))
     return MessageSet({origin: tuple(of) for origin, of in ranges.items()})
 
 
@@ -229,7 +227,7 @@ def in_message_set(rows: Rows, wanted: MessageSet) -> Mask:
     """Which rows are of these messages."""
     found: Mask = np.zeros(len(rows), dtype=bool)
     for (sender, incarnation), ranges in wanted.ranges.items():
-        of = np.flatnonzero((rows.sender == sender) & (rows.incarnation == incarnation))
+        of = np.flatnonzero((rows.sender == sender) & (rows.sender_incarnation == incarnation))
         firsts, lasts = (np.array(ends, dtype=np.int64) for ends in zip(*ranges, strict=True))
         at = np.searchsorted(firsts, rows.sequence[of], side="right") - 1
         found[of[(at >= 0) & (rows.sequence[of] <= lasts[np.maximum(at, 0)])]] = True
@@ -264,7 +262,7 @@ def _delivery_span(rows: Rows) -> DeliverySpan:
         indices=MessageSet({_run_id(rows): tuple(indices)}),
         distinct=bool((steps > 0).all()),
         last_ns=int(rows.real_ns.max()),
-        last_message=MessageRef(int(rows.sender[last]), int(rows.incarnation[last]), int(rows.sequence[last])),
+        last_message=MessageRef(int(rows.sender[last]), int(rows.sender_incarnation[last]), int(rows.sequence[last])),
     )
 
 

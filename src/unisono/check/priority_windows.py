@@ -1,9 +1,9 @@
-"""Priority accounting and latency of the messages that were delivered in some neighbouring ranges: a window.
+"""Priority accounting and latency of a window: the messages delivered in some neighbouring ranges.
 
-All members consume one sequence (else this is not asked), so what a member had consumed when it received h is told by a
-slot, and R(h) is the latest of these over the members. Within a window of slots it is enough to know, for each message,
-the last slot before it with a less urgent one: if that is R(h) or later, P2 is broken. From before the window come the
-receptions of its messages, which lie in few other ranges, and of each priority the last slot in which it was delivered.
+Windows are used only if all members consume one sequence. Then a slot says how far a member had consumed when it
+received h, and R(h) is the latest of these slots over the members. For each message, a window needs the last earlier
+slot with a less urgent message: if that is R(h) or later, P2 is broken. From outside the window it needs the receptions
+of its messages, which lie in few other ranges, and the last slot with a delivery of each priority.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.check.codes import message_at, message_codes
-from unisono.check.latency import latencies
-from unisono.check.priority_summary import MemberRunId, in_logs
+from unisono.check.columns import MemberRunId, message_at, message_codes
+from unisono.check.priority_summary import in_logs
 from unisono.check.shard_summary import LatencySummary
+from unisono.check.timing import latencies
 from unisono.check.verdict import MessageId
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated
 
 BEFORE_ALL_SLOTS = -1 << 62
 AFTER_ALL_SLOTS = 1 << 62
 MAX_UNDECIDED = 100_000
-"""So many pairs that a window cannot judge are told one by one."""
+"""A window reports at most this many constraints that it cannot decide."""
 Matrix = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What is known of one log, over the whole run."""
+    """Facts about one log, over the whole run."""
 
     run_id: MemberRunId
     first_slot: int
-    """Of its START: what was consumed before is not its concern."""
+    """The slot of its START; earlier messages do not concern it."""
     begin_slot: int
-    """The slots of what it consumed: from the first up to, not including, the end; the same if there is nothing."""
+    """The slot of its first delivery. `end_slot` is the one after its last, or equal if there are none."""
     end_slot: int
     is_accountable: bool
-    """Whether what it delivered is judged: it did not crash, and the others did not go on without it."""
+    """Whether its deliveries are checked: it neither crashed nor was excluded."""
     regular_deliveries: int
-    """So many of its first deliveries are in the one sequence; of the others it is not known where that has them."""
+    """The number of its first deliveries that follow the common sequence; later ones diverge from it."""
     excluded_since_ns: Mapping[MemberRunId, int]
-    """Of crashed members whose log lacks its end: since when this one is in views without them."""
+    """For each crashed member whose log lacks its end, the time since which this member is in views without it."""
 
     def slot_after_consuming(self, consumed: int) -> int:
-        """The slot behind what it had consumed then; not after it, where it strays."""
+        """The slot after the first `consumed` deliveries, counting only regular ones."""
         return (
             self.begin_slot + min(consumed, self.regular_deliveries)
             if consumed and self.regular_deliveries
@@ -56,13 +56,13 @@ class LogFacts:
 
     @property
     def slot_after_all(self) -> int:
-        """The slot behind all that it consumed."""
+        """The slot after all its deliveries."""
         return self.slot_after_consuming(self.end_slot - self.begin_slot)
 
 
 @dataclass(frozen=True, slots=True)
 class OvertakingConstraint:
-    """A message that a member received, and between which slots nothing less urgent may be in its order."""
+    """A member received `urgent`, so it must deliver no less urgent message from `since_slot` up to `end_slot`."""
 
     run_id: MemberRunId
     urgent: MessageId
@@ -73,7 +73,7 @@ class OvertakingConstraint:
 
 @dataclass(frozen=True, slots=True)
 class BrokenConstraints:
-    """How many messages should have overtaken something at one member, and the smallest of these."""
+    """The number of messages that missed an overtaking at one member, and the smallest of them."""
 
     count: int
     first: OvertakingConstraint
@@ -81,7 +81,7 @@ class BrokenConstraints:
 
 @dataclass(frozen=True, slots=True)
 class WindowEdge:
-    """The message at an edge of a window: its slot, when it first came anywhere, and who went on behind it."""
+    """The message at an edge of a window: its slot, its first reception, and the member runs that continue after it."""
 
     slot: int
     first_received_ns: int
@@ -90,17 +90,17 @@ class WindowEdge:
 
 @dataclass(frozen=True, slots=True)
 class WindowFinding:
-    """What a window shows."""
+    """The result of checking a window."""
 
     latencies: LatencySummary
     broken: dict[MemberRunId, BrokenConstraints] = field(default_factory=dict)
     undecided: tuple[OvertakingConstraint, ...] = ()
-    """Pairs that other windows decide."""
+    """Constraints that depend on other windows."""
     overtakings: int = 0
     first_edge: WindowEdge | None = None
     last_edge: WindowEdge | None = None
     unknown_reason: str = ""
-    """Why priority accounting cannot be told."""
+    """Why this window cannot decide priority accounting."""
 
 
 def check_window(
@@ -110,10 +110,10 @@ def check_window(
     meta: RunMeta,
     bound_ns: int | None,
 ) -> WindowFinding:
-    """Judge the `rows` of a window: its deliveries, and the receptions and the sends of these messages.
+    """Check the `rows` of a window: its deliveries, and the receptions and sends of the delivered messages.
 
-    `lower` are the last slots before it in which messages of a priority were delivered. Without `logs` only latencies
-    are told.
+    `last_slots_by_priority` has the last slot before the window with a delivery of each priority. Without `logs`, only
+    measures latencies.
     """
     deliveries, receptions, sends = rows
     trace = Trace.from_rows(concatenated([deliveries, sends]), meta, ())
@@ -135,47 +135,47 @@ def check_window(
     before = window.last_lower(last_slots_by_priority)
     found = {log.run_id: _check_log(window, number, before) for number, log in enumerate(logs) if log.is_accountable}
     undecided = [pair for of in found.values() for pair in of.undecided]
-    behind = tuple(who for who, of in found.items() if of.continues)
+    behind = tuple(run_id for run_id, of in found.items() if of.continues)
     return WindowFinding(
         seen,
-        {who: of.broken for who, of in found.items() if of.broken},
+        {run_id: of.broken for run_id, of in found.items() if of.broken},
         tuple(undecided[:MAX_UNDECIDED]),
         sum(of.overtakings for of in found.values()),
         WindowEdge(int(window.slots[0]), int(window.first_received_ns[0]), ()),
         WindowEdge(int(window.slots[-1]), int(window.first_received_ns[-1]), behind),
-        "more messages were received and not delivered than can be told" if len(undecided) > MAX_UNDECIDED else "",
+        f"more than {MAX_UNDECIDED:,} received messages were not delivered" if len(undecided) > MAX_UNDECIDED else "",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _LogResult:
-    """What a window shows of one member."""
+    """The result of checking one member in a window."""
 
     broken: BrokenConstraints | None
     undecided: list[OvertakingConstraint]
     overtakings: int
     continues: bool
-    """Whether it delivered the window's last message, and something behind it."""
+    """Whether the member delivered the window's last message and a later one."""
 
 
 def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _LogResult:
-    """Judge one member; `before` are the last slots before each message with a less urgent one."""
+    """Check one member; `last_lower` has, for each message, the last earlier slot with a less urgent one."""
     log = window.logs[log_number]
-    judged, inside = window.decidable(log_number), window.delivered_by(log)
+    decidable, inside = window.decidable(log_number), window.delivered_by(log)
     since = np.maximum(window.consumed_up_to(log, inside), log.begin_slot)
-    bad = np.flatnonzero(judged & inside & (last_lower >= since))
-    # Nothing less urgent up to the message itself means nothing less urgent up to an earlier end.
-    away = np.flatnonzero(judged & ~inside & ((window.slots < log.end_slot) | (last_lower >= since)))
+    bad = np.flatnonzero(decidable & inside & (last_lower >= since))
+    # If no less urgent message comes before the message itself, none comes before an earlier end.
+    away = np.flatnonzero(decidable & ~inside & ((window.slots < log.end_slot) | (last_lower >= since)))
     return _LogResult(
         BrokenConstraints(len(bad), window.constraint(log, window.smallest_message(bad), since)) if len(bad) else None,
         [window.constraint(log, at, since) for at in away.tolist()] if log.begin_slot < log.end_slot else [],
-        window.count_overtakings(judged & inside, log),
-        bool(judged[-1] and inside[-1] and window.slots[-1] + 1 < log.end_slot),
+        window.count_overtakings(decidable & inside, log),
+        bool(decidable[-1] and inside[-1] and window.slots[-1] + 1 < log.end_slot),
     )
 
 
 class _WindowMessages:
-    """The messages of a window by slot, with what each member had consumed when it received them."""
+    """The messages of a window by slot, with each member's consumption when it received them."""
 
     def __init__(self, logs: Sequence[LogFacts], deliveries: Rows, receptions: Rows) -> None:
         self.logs = logs
@@ -187,7 +187,7 @@ class _WindowMessages:
         known = mine[order][at] == theirs
         receptions, at = receptions.select(known), order[at][known]
         # By log and step: the last row counts where a log has several of one message.
-        turn = np.lexsort((receptions.place, receptions.life, receptions.member))
+        turn = np.lexsort((receptions.place, receptions.recorder_incarnation, receptions.member))
         receptions, at = receptions.select(turn), at[turn]
         count = len(self.slots)
         self.priority = np.zeros(count, dtype=np.int64)
@@ -198,10 +198,12 @@ class _WindowMessages:
         self.received: NDArray[np.bool_] = np.zeros((len(logs), count), dtype=bool)
         self.received_ns: Matrix = np.zeros((len(logs), count), dtype=np.int64)
         self._consumed_slots: Matrix = np.empty((len(logs), count), dtype=np.int64)
-        """The slot behind what each had consumed when it received each message."""
+        """The slot after each member's consumption when it received each message."""
         self._counts_for: NDArray[np.bool_] = np.empty((len(logs), count), dtype=bool)
         for number, log in enumerate(logs):
-            own = np.flatnonzero((receptions.member == log.run_id[0]) & (receptions.life == log.run_id[1]))
+            own = np.flatnonzero(
+                (receptions.member == log.run_id[0]) & (receptions.recorder_incarnation == log.run_id[1])
+            )
             consumed = receptions.index[own]
             self.received[number, at[own]] = True
             self.received_ns[number, at[own]] = receptions.real_ns[own]
@@ -219,9 +221,9 @@ class _WindowMessages:
             self.unknown_reason = f"{message} was delivered with another priority than it was received with"
 
     def consumed_up_to(self, log: LogFacts, delivered: Mask) -> Ints:
-        """R(h) for one member: over those who consumed anything that it did, too.
+        """R(h) for one member, over the members that consumed some of the same messages.
 
-        Whoever came when it had delivered the message does not count.
+        Members that joined after it had delivered the message do not count.
         """
         known = [number for number, other in enumerate(self.logs) if other.begin_slot < log.end_slot]
         if not known:
@@ -231,7 +233,7 @@ class _WindowMessages:
         return found
 
     def last_lower(self, last_slots_by_priority: Mapping[int, int]) -> Ints:
-        """For each message the last slot before it with a less urgent one."""
+        """For each message, the last earlier slot with a less urgent one."""
         found: Ints = np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
         for level in np.unique(self.priority).tolist():
             carried = max(
@@ -243,14 +245,14 @@ class _WindowMessages:
         return found
 
     def decidable(self, log_number: int) -> Mask:
-        """The messages that a member received, and of which it is known what everybody had consumed."""
-        judged: Mask = self.received[log_number].copy()
+        """A mask of the messages that a member received and for which every member's consumption is known."""
+        decidable: Mask = self.received[log_number].copy()
         for other, log in enumerate(self.logs):
             if log.run_id in self.logs[log_number].excluded_since_ns:
-                judged &= self.received[other] | (
+                decidable &= self.received[other] | (
                     self.received_ns[log_number] >= self.logs[log_number].excluded_since_ns[log.run_id]
                 )
-        return judged
+        return decidable
 
     def delivered_by(self, log: LogFacts) -> Mask:
         """The messages that a member delivered."""
@@ -259,16 +261,16 @@ class _WindowMessages:
 
     def smallest_message(self, rows: Ints) -> int:
         """The row of the smallest message."""
-        columns = (self.messages.sequence, self.messages.incarnation, self.messages.sender)
+        columns = (self.messages.sequence, self.messages.sender_incarnation, self.messages.sender)
         return int(rows[np.lexsort([column[rows] for column in columns])[0]])
 
     def constraint(self, log: LogFacts, at: int, since: Ints) -> OvertakingConstraint:
-        """A message at a member that delivered up to it, or never."""
+        """The constraint of a message at a member that delivered it, or did not."""
         message = message_at(self.messages, at)
         end = int(self.slots[at]) if log.begin_slot <= self.slots[at] < log.end_slot else log.end_slot
         return OvertakingConstraint(log.run_id, message, int(self.priority[at]), int(since[at]), end)
 
     def count_overtakings(self, delivered: Mask, log: LogFacts) -> int:
-        """How often a member consumed a message just before one that had come earlier."""
+        """How often a member consumed a message directly before one that had been received earlier."""
         follows = (np.diff(self.slots) == 1) & (self.slots[1:] < log.end_slot)
         return int((delivered[:-1] & follows & (self.first_received_ns[1:] < self.first_received_ns[:-1])).sum())

@@ -1,8 +1,8 @@
-"""Verdicts over a run of any length: from the surveys of its ranges, and from the rows of suspect ranges alone.
+"""Verdicts over a run of any length, from the summaries of its ranges and the rows of suspect ranges only.
 
-Where the surveys prove a promise kept, no row is read again. Otherwise the checkers of this room judge a part of the
-run: the rows of the suspect ranges, every event of the members' lives, and the sends of messages whose delivery lies
-in another range. Indices and keys stay what they are, so a witness is the one that the whole run would give.
+If the summaries prove that a promise was kept, no row is read again. Otherwise the checkers run on a part of the run:
+the rows of the suspect ranges, all member events, and the sends of messages whose delivery lies in another range.
+Indices and keys do not change, so the witness is the same as that of the whole run.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from unisono.check import rate_compliance
-from unisono.check.codes import message_codes
-from unisono.check.fifo import fifo
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.gaps_explained import gaps_explained
-from unisono.check.integrity import integrity
-from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.member_runs import NOTHING_RECORDED, SendStatus, dropped_rows_reason, member_runs, send_statuses
-from unisono.check.order_kernel import LogSpan
+from unisono.check import timing
+from unisono.check.columns import (
+    NOTHING_RECORDED,
+    SendStatus,
+    dropped_rows_reason,
+    member_runs,
+    message_codes,
+    send_statuses,
+)
+from unisono.check.completeness import gap_freedom, gaps_explained, integrity
 from unisono.check.shard_summary import FifoSpan, LatencySummary, RangeSummary, last_logged_sequences
-from unisono.check.total_order import duplicate_index_reason, total_order
-from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept, unknown
-from unisono.trace.meta import RunMeta
+from unisono.check.timing import latencies, sends_not_recorded
+from unisono.check.total_order import LogSpan, duplicate_index_reason, fifo, total_order
+from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, no_violation, unknown
+from unisono.trace.schema import RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
 MAX_SUSPECT_ROWS = 5_000_000
-"""So many rows of suspect ranges are read; violations further on are not counted."""
+"""At most this many rows of suspect ranges are read; later violations are not counted."""
 SOUND_IN_PARTS = frozenset({"total_order", "fifo", "latency"})
-"""A violation of these is one whatever else the run holds."""
+"""A violation of these in a part of the run is a violation of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SummarizedRun:
-    """The surveys of all ranges of one run and one grade, in the order of slots, and how to read a range's rows."""
+    """The summaries of all ranges of one run and one grade, sorted by slot, and how to read the rows of ranges."""
 
     meta: RunMeta
     logs: tuple[MemberLog, ...]
@@ -48,28 +50,28 @@ class SummarizedRun:
     bound_ns: int | None = None
     max_suspect_rows: int = MAX_SUSPECT_ROWS
     max_whole_rows: int = MAX_SUSPECT_ROWS
-    """A run of so many rows that is not proven clean is read as a whole."""
+    """A run of up to this many rows that is not proven clean is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CrossRangeMessages:
-    """Messages whose send and deliveries lie in different ranges, and what has no counterpart anywhere."""
+    """Messages whose send and deliveries lie in different ranges, and rows without a counterpart."""
 
     sends: Rows
     """Sends of messages that were delivered in another range."""
     latencies: LatencySummary
     unmatched_deliveries: Rows
-    """Deliveries of which no send was found where it could be."""
+    """Deliveries whose send was not found."""
     ranges_without_send: frozenset[int]
-    """The ranges with deliveries of which no send was found, and those in which it may be."""
+    """The ranges with deliveries whose send was not found, and the ranges that may contain those sends."""
     ranges_without_delivery: frozenset[int]
-    """The ranges with sends that nobody delivered."""
+    """The ranges with sends of undelivered messages."""
 
 
 def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run; or `only` some of them."""
     crossing = _cross_range_messages(run)
-    events = concatenated([survey.events for survey in run.summaries])
+    events = concatenated([summary.events for summary in run.summaries])
     scrambled = _interleaved_ranges(run.summaries)
     disorder = _disordered_ranges(run.summaries) | scrambled
     cut_short: set[int] = set()
@@ -78,7 +80,7 @@ def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Ve
         rows = 0
         chosen: list[int] = []
         wanted = sorted(ranges)
-        if sum(survey.rows for survey in run.summaries) <= run.max_whole_rows:
+        if sum(summary.rows for summary in run.summaries) <= run.max_whole_rows:
             wanted = list(range(len(run.summaries)))
         for number in wanted:
             rows += run.summaries[number].rows
@@ -122,14 +124,14 @@ _LoadPart = Callable[[Iterable[int]], Trace]
 def _total_order(run: SummarizedRun, disorder: set[int], complete: bool, load_part: _LoadPart) -> Verdict:
     if not disorder and complete:
         return _clean_verdict("total_order", run)
-    # An index that is there twice leaves open what the order is, wherever that is.
-    doubled = {number for number, survey in enumerate(run.summaries) if not survey.order.distinct}
+    # Where an index occurs twice, the order is unknown.
+    doubled = {number for number, summary in enumerate(run.summaries) if not summary.order.distinct}
     trace = load_part(disorder | doubled if disorder else _incomplete_ranges(run.summaries))
     verdict = total_order(trace)
     if verdict.status is Status.VIOLATED and doubled:  # not all was looked at
         trace = load_part(doubled)
         verdict = total_order(trace)
-    whole = len(trace.deliveries()) == sum(sum(survey.delivery_counts.values()) for survey in run.summaries)
+    whole = len(trace.deliveries()) == sum(sum(summary.delivery_counts.values()) for summary in run.summaries)
     if whole or verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
         return verdict
     if complete:
@@ -146,11 +148,11 @@ def _integrity(run: SummarizedRun, suspect: set[int], load_part: _LoadPart) -> V
 
 
 def _fifo(run: SummarizedRun, load_part: _LoadPart) -> Verdict:
-    """Of two neighbours that are the wrong way round, both are in suspect ranges, so these show just what all do."""
-    suspect = {number for number, survey in enumerate(run.summaries) if not survey.in_fifo}
+    """Two inverted neighbours both lie in suspect ranges, so these ranges show the same as the whole run."""
+    suspect = {number for number, summary in enumerate(run.summaries) if not summary.in_fifo}
     spans: dict[tuple[int, int, int, int], list[tuple[int, FifoSpan]]] = {}
-    for number, survey in enumerate(run.summaries):
-        for span in survey.fifo:
+    for number, summary in enumerate(run.summaries):
+        for span in summary.fifo:
             spans.setdefault((span.member, span.recorder_incarnation, span.sender, span.priority), []).append(
                 (number, span)
             )
@@ -165,24 +167,27 @@ def _completeness(
 ) -> Verdict:
     judge = gap_freedom if run.meta.reliable else gaps_explained
     skeleton = Trace.from_rows(events, run.meta, run.logs)
-    known = [life for life in member_runs(skeleton).values() if life.log is not None]
+    known = [member_run for member_run in member_runs(skeleton).values() if member_run.log is not None]
     suspect = set(doubtful)
     last_with_rows: dict[tuple[int, int], int] = {}
-    for number, survey in enumerate(run.summaries):
-        for who in survey.delivery_counts:
-            last_with_rows[who] = number
-        for life in known:
-            if life.end_slot <= survey.first_slot or life.first_slot > survey.last_slot:
+    for number, summary in enumerate(run.summaries):
+        for run_id in summary.delivery_counts:
+            last_with_rows[run_id] = number
+        for member_run in known:
+            if member_run.end_slot <= summary.first_slot or member_run.first_slot > summary.last_slot:
                 continue
-            # Where the order is kept, who has as many as there are keys has them all.
-            if survey.has_destinations or survey.delivery_counts.get((life.member, life.incarnation), 0) != survey.keys:
+            # If the order is kept, a member with as many deliveries as there are keys has all of them.
+            if (
+                summary.has_destinations
+                or summary.delivery_counts.get((member_run.member, member_run.incarnation), 0) != summary.keys
+            ):
                 suspect.add(number)
-    # How far a member got decides what it passed over, so the ranges of the last deliveries belong to the part.
+    # A member's last delivery decides which messages it passed, so the part includes the ranges of last deliveries.
     context = suspect | set(last_with_rows.values())
-    if not complete:  # which logs lack rows is seen only when all are read
+    if not complete:  # only the whole run shows which logs lack rows
         context = set(range(len(run.summaries)))
-    end_ns = max((survey.last_ns for survey in run.summaries), default=0)
-    # Where nothing is missing, what is left to say is about the logs.
+    end_ns = max((summary.last_ns for summary in run.summaries), default=0)
+    # If no range is suspect, only the state of the logs matters.
     trace = skeleton if not suspect and complete else load_part(context)
     verdict = judge(trace, until_ns=end_ns, bound_ns=run.bound_ns, dense_logs=complete)
     if len(trace) == 0 and verdict.token is Reason.NOTHING_RECORDED:
@@ -191,12 +196,12 @@ def _completeness(
 
 
 def _rate_compliance(run: SummarizedRun, events: Rows) -> Verdict | None:
-    promised = rate_compliance.declared_rates(run.meta)
-    if promised is None or not rate_compliance.is_checked(run.meta, events):
+    promised = timing.declared_rates(run.meta)
+    if promised is None or not timing.is_checked(run.meta, events):
         return None
-    edges = rate_compliance.merge_usage([survey.edge_usage for survey in run.summaries])
-    excesses = [excess for survey in run.summaries for excess in survey.rate_violations]
-    return rate_compliance.rate_verdict([*excesses, *rate_compliance.rate_violations(edges, promised)], _doubt(run))
+    edges = timing.merge_usage([summary.edge_usage for summary in run.summaries])
+    excesses = [excess for summary in run.summaries for excess in summary.rate_violations]
+    return timing.rate_verdict([*excesses, *timing.rate_violations(edges, promised)], _doubt(run))
 
 
 def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _LoadPart) -> Verdict | None:
@@ -204,8 +209,8 @@ def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _Load
     if bound is None:
         return None
     seen = LatencySummary()
-    for survey in run.summaries:
-        seen.merge(survey.latencies)
+    for summary in run.summaries:
+        seen.merge(summary.latencies)
     seen.merge(crossing.latencies)
     doubt = _doubt(run)
     if crossing.ranges_without_send:
@@ -213,15 +218,15 @@ def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _Load
         trace, unmatched = load_part(crossing.ranges_without_send), crossing.unmatched_deliveries
         matched, taken_ns = latencies(trace, unmatched)
         seen.add(taken_ns, bound, unmatched.select(matched))
-        untold = int(
+        not_recorded = int(
             (send_statuses(trace, unmatched, last_logged_sequences(run.summaries)) == SendStatus.NOT_RECORDED).sum()
         )
-        doubt = doubt or sends_not_recorded(untold)
+        doubt = doubt or sends_not_recorded(not_recorded)
     return latency_verdict(seen, bound, doubt)
 
 
 def latency_verdict(measured: LatencySummary, bound_ns: int, doubt: Doubt | None) -> Verdict:
-    """What latencies come to; `doubt` says why there could be others."""
+    """The verdict for these latencies; `doubt` says why there could be others."""
     quantile = measured.histogram.quantile
     figures = {
         "deliveries": measured.deliveries,
@@ -241,25 +246,25 @@ def latency_verdict(measured: LatencySummary, bound_ns: int, doubt: Doubt | None
         )
         witness = Witness((message,), (late.member,), (Position(late.member, message, late.index),), text)
         return Verdict("latency", Status.VIOLATED, witness, measured.late_deliveries, figures=figures)
-    return kept("latency", doubt, figures)
+    return no_violation("latency", doubt, figures)
 
 
 def _clean_verdict(name: str, run: SummarizedRun) -> Verdict:
-    """Nothing speaks against the promise, unless rows are hidden or there are none."""
-    return kept(name, _doubt(run))
+    """The verdict if no violation was found: valid, unless rows are missing or there are none."""
+    return no_violation(name, _doubt(run))
 
 
 def _doubt(found: SummarizedRun) -> Doubt | None:
     hidden = dropped_rows_reason(Trace.from_rows(concatenated([]), found.meta, found.logs))
-    return hidden or (None if any(survey.rows for survey in found.summaries) else NOTHING_RECORDED)
+    return hidden or (None if any(summary.rows for summary in found.summaries) else NOTHING_RECORDED)
 
 
 def _disordered_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
     """The ranges in which, or between which, the order is broken."""
-    broken = {number for number, survey in enumerate(summaries) if not survey.order.ordered}
+    broken = {number for number, summary in enumerate(summaries) if not summary.order.ordered}
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for number, survey in enumerate(summaries):
-        for span in survey.delivered:  # all numbers, also those out of turn: a message may be in two ranges
+    for number, summary in enumerate(summaries):
+        for span in summary.delivered:  # includes numbers out of order: a message may be in two ranges
             spans = streams.setdefault((span.sender, span.incarnation), [])
             spans.append((number, span.first_sequence, span.last_sequence))
     for spans in streams.values():
@@ -268,16 +273,16 @@ def _disordered_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
 
 
 def _spans_by_run(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], list[tuple[int, LogSpan]]]:
-    """By log, its spans with the numbers of their ranges, in the order of slots."""
+    """The spans of each log with the numbers of their ranges, sorted by slot."""
     found: dict[tuple[int, int], list[tuple[int, LogSpan]]] = {}
-    for number, survey in enumerate(summaries):
-        for span in survey.order.logs:
+    for number, summary in enumerate(summaries):
+        for span in summary.order.logs:
             found.setdefault((span.member, span.incarnation), []).append((number, span))
     return found
 
 
 def _interleaved_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
-    """The ranges of a log whose indices reach into one another: only together do they show in which order it is."""
+    """The ranges of a log whose indices overlap: only together do they show the log's order."""
     found: set[int] = set()
     for spans in _spans_by_run(summaries).values():
         found |= overlapping([(number, span.first_index, span.last_index) for number, span in spans])
@@ -285,7 +290,7 @@ def _interleaved_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
 
 
 def overlapping(spans: Sequence[tuple[int, Any, Any]]) -> set[int]:
-    """The ranges whose spans (range, first, last), given in the order of ranges, do not follow one another."""
+    """The ranges whose spans overlap. `spans` has (range, first, last), sorted by range."""
     reached = accumulate((last for _, _, last in spans), max)
     behind = {number for (number, first, _), until in zip(spans[1:], reached, strict=False) if first <= until}
     coming = accumulate((first for _, first, _ in reversed(spans)), min)
@@ -294,19 +299,19 @@ def overlapping(spans: Sequence[tuple[int, Any, Any]]) -> set[int]:
 
 
 def _is_complete(summaries: Sequence[RangeSummary]) -> bool:
-    """Whether every log has as many deliveries as its last index says."""
-    if not all(survey.order.distinct for survey in summaries):
+    """Whether every log has all deliveries up to its last index."""
+    if not all(summary.order.distinct for summary in summaries):
         return False
-    for who, spans in _spans_by_run(summaries).items():
-        count = sum(survey.delivery_counts.get(who, 0) for survey in summaries)
+    for run_id, spans in _spans_by_run(summaries).items():
+        count = sum(summary.delivery_counts.get(run_id, 0) for summary in summaries)
         if min(span.first_index for _, span in spans) != 0 or max(span.last_index for _, span in spans) + 1 != count:
             return False
     return True
 
 
 def _incomplete_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
-    """The ranges in which or before which a log lacks deliveries."""
-    lacking = {number for number, survey in enumerate(summaries) if not survey.order.dense}
+    """The ranges in which, or directly before which, a log lacks deliveries."""
+    lacking = {number for number, summary in enumerate(summaries) if not summary.order.dense}
     for spans in _spans_by_run(summaries).values():
         expected = 0
         for number, span in spans:
@@ -357,15 +362,15 @@ def _cross_range_messages(run: SummarizedRun) -> _CrossRangeMessages:
 
 
 def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int]:
-    """The ranges in which the sends of these deliveries could be: they were matched there with other deliveries."""
+    """The ranges that may contain the sends of these deliveries, matched there with other deliveries."""
     wanted: dict[tuple[int, int], set[int]] = {}
-    columns = (deliveries.sender, deliveries.incarnation, deliveries.sequence)
+    columns = (deliveries.sender, deliveries.sender_incarnation, deliveries.sequence)
     for sender, incarnation, sequence in zip(*(column.tolist() for column in columns), strict=True):
         wanted.setdefault((sender, incarnation), set()).add(sequence)
     return {
         number
-        for number, survey in enumerate(run.summaries)
-        for span in survey.sends
+        for number, summary in enumerate(run.summaries)
+        for span in summary.sends
         if any(
             span.first_sequence <= sequence <= span.last_sequence
             for sequence in wanted.get((span.sender, span.incarnation), ())
@@ -376,19 +381,19 @@ def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int
 def _concatenated_field(
     summaries: Sequence[RangeSummary], name: str
 ) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    parts = [getattr(survey, name) for survey in summaries]
+    parts = [getattr(summary, name) for summary in summaries]
     numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return concatenated(parts), numbers
 
 
 def _partial_trace(run: SummarizedRun, crossing: _CrossRangeMessages, events: Rows, ranges: Sequence[int]) -> Trace:
-    """The run as far as the rows of these ranges show it."""
+    """The part of the run that the rows of these ranges show."""
     loaded = run.load_ranges(ranges) if ranges else concatenated([])
     trace = Trace.from_rows(loaded, run.meta, run.logs)
     if run.grade is not None:
         trace = trace.with_grade(run.grade)
     deliveries, sends = trace.deliveries(), trace.sends()
-    # A send whose delivery lies in a range that was not read would look undelivered.
+    # Leave out sends whose delivery lies in a range that was not read: they would look undelivered.
     here, delivered = message_codes(sends, deliveries)
     elsewhere, own = message_codes(crossing.sends, sends)
     keep = np.isin(here, delivered) | ~np.isin(own, elsewhere)

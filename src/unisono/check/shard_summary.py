@@ -1,8 +1,8 @@
-"""One range of slots, surveyed: enough to show that a run kept every promise, and small however long the range is.
+"""The summary of one range of slots: enough to show that a run kept its promises, and small for any length of range.
 
-A survey proves a range clean or names it suspect; it explains nothing. Where the surveys of a run do not prove it
-clean, the checkers read the suspect ranges alone (`check.ranges`). Almost always every member delivered the same
-messages in the same order, so that is tried first, by comparing columns; only if it is not so are they sorted.
+A summary proves a range clean or marks it suspect; it explains nothing. If the summaries of a run do not prove it
+clean, the checkers read only the suspect ranges (`check.ranges`). Members almost always deliver the same messages in
+the same order, so `_all_equal` compares columns first; only if they differ does `_by_sorting` sort them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.check.codes import Codes, group_starts, key_codes, log_codes, message_codes, packed, stream_codes
+from unisono.check.columns import Codes, group_starts, key_codes, log_codes, message_codes, packed, stream_codes
 from unisono.check.final import FINAL, FinalRange, summarize_finals
-from unisono.check.order_kernel import EMPTY_SUMMARY, LogSpan, OrderSummary, StreamSpan, summarize_order
-from unisono.check.rate_compliance import (
+from unisono.check.timing import (
     MAX_REPORTED,
     NO_USAGE,
     DeclaredRates,
@@ -25,12 +24,13 @@ from unisono.check.rate_compliance import (
     rate_violations,
     slot_usage,
 )
+from unisono.check.total_order import EMPTY_SUMMARY, LogSpan, OrderSummary, StreamSpan, summarize_order
 from unisono.model.histogram import Histogram, upper_edge
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
 
 _MAX_COUNTED_NS = 4_000_000_000
-"""Latencies below this are counted in an array, by units of 1024 ns."""
+"""Latencies below this are counted in an array, in units of 1024 ns."""
 _UNIT_BITS = 10
 _MAX_COUNTED_CODE = 1 << 16
 _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
@@ -40,8 +40,8 @@ _BUCKET_EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge 
 
 @dataclass(frozen=True, slots=True)
 class FifoSpan:
-    """What one log has in a range of one sender's messages of one priority: the first and the last that it delivered,
-    by number (incarnation, sequence) and by index."""
+    """One log's deliveries of one sender and priority in a range: the first and the last, by (incarnation, sequence)
+    and by index."""
 
     member: int
     recorder_incarnation: int
@@ -55,7 +55,7 @@ class FifoSpan:
 
 @dataclass(frozen=True, slots=True)
 class LateDelivery:
-    """A delivery past the bound; ordered by when it happened."""
+    """A delivery after the bound."""
 
     real_ns: int
     member: int
@@ -69,7 +69,7 @@ class LateDelivery:
 
 @dataclass(slots=True)
 class LatencySummary:
-    """How long deliveries took, in constant memory."""
+    """The latencies of deliveries, in constant memory."""
 
     deliveries: int = 0
     late_deliveries: int = 0
@@ -79,7 +79,7 @@ class LatencySummary:
     first_late_delivery: LateDelivery | None = None
 
     def add(self, latencies_ns: Ints, bound_ns: int | None, deliveries: Rows) -> None:
-        """Count the latencies of these deliveries, one each."""
+        """Add the latencies of these deliveries."""
         if len(latencies_ns) == 0:
             return
         smallest, largest = int(latencies_ns.min()), int(latencies_ns.max())
@@ -87,14 +87,14 @@ class LatencySummary:
         if bound_ns is not None and largest > bound_ns:
             late = np.flatnonzero(latencies_ns > bound_ns)
             part.late_deliveries = len(late)
-            columns = [deliveries.real_ns, deliveries.member, deliveries.life, deliveries.index]
+            columns = [deliveries.real_ns, deliveries.member, deliveries.recorder_incarnation, deliveries.index]
             row = int(late[np.lexsort([column[late] for column in reversed(columns)])[0]])
-            columns += [deliveries.sender, deliveries.incarnation, deliveries.sequence, latencies_ns]
+            columns += [deliveries.sender, deliveries.sender_incarnation, deliveries.sequence, latencies_ns]
             part.first_late_delivery = LateDelivery(*(int(column[row]) for column in columns))
         self.merge(part)
 
     def merge(self, other: LatencySummary) -> None:
-        """Count what `other` has counted."""
+        """Add the latencies of `other`."""
         if other.deliveries == 0:
             return
         self.min_ns = other.min_ns if self.deliveries == 0 else min(self.min_ns, other.min_ns)
@@ -108,7 +108,7 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True)
 class RangeSummary:
-    """What a range shows."""
+    """The facts about one range of slots that the checkers need."""
 
     first_slot: int
     last_slot: int
@@ -118,29 +118,29 @@ class RangeSummary:
     in_fifo: bool
     fifo: tuple[FifoSpan, ...]
     keys: int
-    """How many different keys were delivered."""
+    """The number of different keys of deliveries."""
     delivery_counts: dict[tuple[int, int], int]
-    """How many deliveries each log has."""
+    """The number of deliveries in each log."""
     grades: tuple[str, ...]
-    """The grades in which messages were delivered."""
+    """The grades that occur in deliveries."""
     has_destinations: bool
-    """Whether some message was meant for some members only."""
+    """Whether some message was addressed to some members only."""
     latencies: LatencySummary
     sends: tuple[StreamSpan, ...]
-    """Between which numbers each sender's sends lie."""
+    """The first and the last sequence number that each sender sent."""
     delivered: tuple[StreamSpan, ...]
-    """Between which numbers each sender's delivered messages lie."""
+    """The first and the last sequence number of each sender's delivered messages."""
     unmatched_sends: Rows
     """Sends without a delivery in this range, and deliveries without a send."""
     unmatched_deliveries: Rows
     events: Rows
-    """What happened to members; not the steps of messages through their queues."""
+    """Member events, without queue steps of messages."""
     rate_violations: tuple[RateViolation, ...]
-    """Where a sender passed its declared rate within the range; of many, the first."""
+    """The first rate violations within the range, at most `MAX_REPORTED`."""
     edge_usage: SlotUsage
-    """What was sent in the slots at the range's edges."""
+    """The usage of the slots at the range's edges."""
     finals: FinalRange | None
-    """Where final deliveries are surveyed, what they show of the agreed sequence."""
+    """The agreed sequence, in a summary of final deliveries."""
 
 
 def summarize_range(
@@ -152,7 +152,7 @@ def summarize_range(
     bound_ns: int | None,
     promised: DeclaredRates | None = None,
 ) -> RangeSummary:
-    """Survey the rows of a range; `grade` chooses the deliveries where there are several grades."""
+    """Summarize the rows of a range; `grade` selects deliveries of one grade."""
     deliveries, sends, events = [], [], []
     grades: set[str] = set()
     last_ns = 0
@@ -172,7 +172,7 @@ def summarize_range(
     sent = concatenated(sends)
     same = _all_equal(logs, sent, bound_ns)
     facts = same or _by_sorting(logs, sent, bound_ns)
-    # Where all logs are the same, one of them shows what was sent.
+    # If all logs are equal, one of them shows the usage.
     used = (
         NO_USAGE
         if promised is None
@@ -183,7 +183,7 @@ def summarize_range(
         last_slot=last_slot,
         rows=sum(map(len, parts)),
         last_ns=last_ns,
-        delivery_counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
+        delivery_counts={(int(log.member[0]), int(log.recorder_incarnation[0])): len(log) for log in logs},
         grades=tuple(sorted(grades)),
         has_destinations=any(rows.destination_sets for rows in parts),
         sends=_sequence_spans(sent),
@@ -196,11 +196,11 @@ def summarize_range(
 
 
 def last_logged_sequences(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], int]:
-    """The last number that each sender has logged."""
+    """The last sequence number that each sender logged."""
     found: dict[tuple[int, int], int] = {}
-    for span in (span for survey in summaries for span in survey.sends):
-        who = (span.sender, span.incarnation)
-        found[who] = max(span.last_sequence, found.get(who, span.last_sequence))
+    for span in (span for summary in summaries for span in summary.sends):
+        stream_id = (span.sender, span.incarnation)
+        found[stream_id] = max(span.last_sequence, found.get(stream_id, span.last_sequence))
     return found
 
 
@@ -213,24 +213,24 @@ def _sequence_spans(messages: Rows) -> tuple[StreamSpan, ...]:
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         of = rows[first:last]
         numbers = messages.sequence[of]
-        whose = int(messages.sender[of[0]]), int(messages.incarnation[of[0]])
+        whose = int(messages.sender[of[0]]), int(messages.sender_incarnation[of[0]])
         found.append(StreamSpan(*whose, int(numbers.min()), int(numbers.max())))
     return tuple(found)
 
 
 def _deliveries_by_run(parts: Sequence[Rows]) -> list[Rows]:
-    """The deliveries of each log, in the order of index; files keep a log's rows together, mostly in that order."""
+    """The deliveries of each log, sorted by index. Files mostly have them in that order already."""
     pieces: dict[tuple[int, int], list[Rows]] = {}
     for part in parts:
         if len(part) == 0:
             continue
         code = log_codes(part)
         for of in [part] if (code == code[0]).all() else [part.select(code == one) for one in np.unique(code)]:
-            pieces.setdefault((int(of.member[0]), int(of.life[0])), []).append(of)
+            pieces.setdefault((int(of.member[0]), int(of.recorder_incarnation[0])), []).append(of)
     found = []
-    for who in sorted(pieces):
-        log = concatenated(pieces[who])
-        if (np.diff(log.index) <= 0).any():  # of two with one index the same is first as in a whole trace
+    for run_id in sorted(pieces):
+        log = concatenated(pieces[run_id])
+        if (np.diff(log.index) <= 0).any():  # the canonical order breaks ties of equal indices as in a whole trace
             log = log.canonical()
         found.append(log)
     return found
@@ -240,7 +240,7 @@ def _deliveries_by_run(parts: Sequence[Rows]) -> list[Rows]:
 
 
 def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object] | None:
-    """The facts of a range in which all logs are the same and clean; None if it is not so."""
+    """The facts of a range in which all logs are equal and clean; None for any other range."""
     if not logs:
         return None
     one = logs[0]
@@ -251,7 +251,7 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
             return None
         if log is not one and not all(
             np.array_equal(getattr(log, name), getattr(one, name))
-            for name in ("slot", "place", "sequence", "sender", "incarnation")
+            for name in ("slot", "place", "sequence", "sender", "sender_incarnation")
         ):
             return None
     step = np.diff(one.slot)
@@ -269,8 +269,8 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
     for number in range(len(streams)):
         at = by_stream[edges[number] : edges[number + 1]]
         first, last = int(one.sequence[at[0]]), int(one.sequence[at[-1]])
-        spans.append(StreamSpan(int(one.sender[at[0]]), int(one.incarnation[at[0]]), first, last))
-        own = np.flatnonzero((sends.sender == spans[-1].sender) & (sends.incarnation == spans[-1].incarnation))
+        spans.append(StreamSpan(int(one.sender[at[0]]), int(one.sender_incarnation[at[0]]), first, last))
+        own = np.flatnonzero((sends.sender == spans[-1].sender) & (sends.sender_incarnation == spans[-1].incarnation))
         if len(own) == 0:
             continue
         numbers = sends.sequence[own]
@@ -285,7 +285,7 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
         sent_ns[at[matched]] = sends.real_ns[own[found[matched]]]
         used[own[found[matched]]] = True
     if len(spans) > len({span.sender for span in spans}) or any(np.ptp(log.priority) for log in logs):
-        return None  # several lives of a sender, or several priorities
+        return None  # several incarnations of a sender, or several priorities
     latencies = LatencySummary()
     known = sent_ns >= 0
     everything = bool(known.all())
@@ -305,7 +305,8 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
         distinct=True,
         ordered=True,
         logs=tuple(
-            LogSpan(int(log.member[0]), int(log.life[0]), int(log.index[0]), int(log.index[-1])) for log in logs
+            LogSpan(int(log.member[0]), int(log.recorder_incarnation[0]), int(log.index[0]), int(log.index[-1]))
+            for log in logs
         ),
         streams=tuple(sorted(spans, key=lambda span: (span.sender, span.incarnation))),
     )
@@ -314,7 +315,7 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
         "in_fifo": True,
         "fifo": tuple(
             FifoSpan(
-                *(int(log.member[0]), int(log.life[0]), span.sender, int(log.priority[0])),
+                *(int(log.member[0]), int(log.recorder_incarnation[0]), span.sender, int(log.priority[0])),
                 (span.incarnation, span.first_sequence),
                 (span.incarnation, span.last_sequence),
                 *(int(log.index[by_stream[at]]) for at in (edges[number], edges[number + 1] - 1)),
@@ -331,7 +332,7 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
 
 
 def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
-    """The distinct codes, the rows by code (in order within one), and where each code's rows begin and end."""
+    """The distinct codes, the rows sorted by code (stable), and the edges between the rows of different codes."""
     largest = int(code.max(initial=0))
     if largest < _MAX_COUNTED_CODE:  # codes begin at 0: counting spares a sort, and few bits make the other one quick
         counts = np.bincount(code)
@@ -374,16 +375,19 @@ def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
     """Whether each log has each sender's messages of one priority in order, and their spans; logs are by index."""
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
-    number = packed(deliveries.incarnation, deliveries.sequence)
+    number = packed(deliveries.sender_incarnation, deliveries.sequence)
     fresh = group_starts(pair[order])
     first = np.flatnonzero(fresh)
     last = np.append(first[1:], len(order)) - 1 if len(order) else first
     in_fifo = bool((np.diff(number[order])[~fresh[1:]] > 0).all())
 
     def numbers(rows: Ints) -> list[tuple[int, int]]:
-        return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
+        return list(zip(deliveries.sender_incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
 
-    whose = [getattr(deliveries, name)[order[first]].tolist() for name in ("member", "life", "sender", "priority")]
+    whose = [
+        getattr(deliveries, name)[order[first]].tolist()
+        for name in ("member", "recorder_incarnation", "sender", "priority")
+    ]
     ends = (numbers(order[first]), numbers(order[last]))
     indices = (deliveries.index[order[first]].tolist(), deliveries.index[order[last]].tolist())
     return in_fifo, tuple(FifoSpan(*span) for span in zip(*whose, *ends, *indices, strict=True))

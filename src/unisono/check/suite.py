@@ -1,13 +1,13 @@
-"""Every checker that a run's promises call for."""
+"""Runs every checker that applies to what a run promised."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
-from unisono.check.fifo import fifo
+from unisono.check.columns import LastLogged, excused_members, without_excused_deliveries
+from unisono.check.completeness import agreement, gap_freedom, gaps_explained, integrity, uniform_agreement
 from unisono.check.final import (
     EARLY,
     EARLY_IN_FINAL,
@@ -19,31 +19,25 @@ from unisono.check.final import (
     final_agreement,
     final_order,
 )
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.gaps_explained import gaps_explained
-from unisono.check.integrity import integrity
-from unisono.check.latency import latency
-from unisono.check.member_runs import LastLogged, excused_members, without_excused_deliveries
 from unisono.check.multigroup import multigroup_agreement
-from unisono.check.priority_accounting import priority_accounting
-from unisono.check.rate_compliance import is_checked, rate_compliance
-from unisono.check.total_order import total_order
+from unisono.check.priority import priority_accounting, view_atomicity
+from unisono.check.timing import is_checked, latency, rate_compliance
+from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import Reason, Verdict, graded_name, unknown
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import SERVICE_CHECKS
-from unisono.trace.kinds import ABSENT
+from unisono.trace.schema import ABSENT
 from unisono.trace.table import Trace
 
 NO_BOUND = 1 << 62
 LATENCIES = ("latency", graded_name("latency", EARLY), graded_name("latency", FINAL))
 SOME_UNGRADED = unknown("grades", Reason.GRADES_MIXED, "some deliveries have a grade and some have none")
-"""Of a run of the priority order, whose members count what they delivered over all of it."""
+"""For the priority order, whose members number their deliveries across all grades."""
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
-"""The orders whose deliveries are made final by agreement on what each slot contains."""
+"""The orders whose deliveries become final by agreement on the contents of each slot."""
 
 WITHOUT_KEYS = frozenset({"quasi_genuine", *SERVICE_CHECKS})
-"""The orders whose members do not all deliver the same messages by one sequence of keys."""
+"""The orders whose members do not all deliver the same messages in one sequence of keys."""
 
 
 def check_all(
@@ -54,12 +48,13 @@ def check_all(
     until_ns: int | None = None,
     grace_ns: int = GRACE_NS,
 ) -> dict[str, Verdict]:
-    """One verdict per promise: no gap where the run promised that, else none unexplained; latency within its bound.
+    """One verdict per promise of the run, by name.
 
-    Of a service without a total order (`model.services`) only what that service promises is judged.
+    A run that promised no gaps is checked for gaps, other runs for unexplained gaps. Latency is checked against the
+    bound. For a service without a total order (`model.services`), only the promises of that service are checked.
 
-    Deliveries of several grades are judged grade by grade, as `total_order[early]`; what is final over a slot order is
-    due when `grace_ns` have passed.
+    Deliveries of several grades are checked grade by grade, under names such as `total_order[early]`. Final deliveries
+    over a slot order are due after `grace_ns`.
     """
     if trace.meta.order == "quasi_genuine":
         return _check_multigroup(trace, bound_ns=bound_ns, until_ns=until_ns)
@@ -82,7 +77,7 @@ def check_all(
         }
     if trace.meta.order in SERVICE_CHECKS:
         return _check_unordered(trace, bound_ns=bound_ns, until_ns=until_ns)
-    # A member of the priority order that crashes may have consumed what the others put elsewhere (erratum 004-5).
+    # In the priority order, a member that crashed may have consumed messages at other positions (erratum 004-5).
     by_priority = trace.meta.order in PRIORITY_ORDERS
     excused = excused_members(trace) if by_priority else set()
     binding = without_excused_deliveries(trace) if by_priority else trace
@@ -104,27 +99,27 @@ def check_all(
         verdicts["rate_compliance"] = rate_compliance(trace)
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
-    elif by_priority:  # measured, and not judged: the consumers set the pace
+    elif by_priority:  # measured without a bound, because the consumers set the pace
         verdicts["latency"] = as_unbounded(latency(trace, bound_ns=NO_BOUND))
     return verdicts
 
 
 def as_unbounded(measured: Verdict) -> Verdict:
-    """A latency that nothing was promised of; one that is not known keeps its reason."""
+    """A latency verdict without a bound; an unknown latency keeps its reason."""
     if measured.reason:
         return measured
     return replace(measured, reason="no bound is promised", token=Reason.NO_BOUND)
 
 
 def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """The latency that a run is judged by: of early deliveries where there are two grades."""
+    """The latency verdict of a run; with two grades, that of the early deliveries."""
     return next(verdicts[name] for name in LATENCIES if name in verdicts)
 
 
 def _check_multigroup(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
-    """What multicast to several groups promises: each message to its destinations, in one order.
+    """Multicast to several groups promises each message to its destinations, in one order.
 
-    What is delivered early was sent, and not twice; no more is promised of it.
+    For early deliveries it promises only integrity: each message was sent, and is delivered at most once.
     """
     grades = trace.delivered_grades()
     binding = trace.with_grade(FINAL) if EARLY in grades else trace
@@ -136,7 +131,7 @@ def _check_multigroup(trace: Trace, *, bound_ns: int | None, until_ns: int | Non
 
 
 def _check_finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:
-    """What is promised of final deliveries over a slot order; their latency is measured, and not judged."""
+    """The promises for final deliveries over a slot order. Their latency is measured without a bound."""
     finals = trace.with_grade(FINAL)
     verdicts = {
         graded_name("total_order", FINAL): total_order(finals),
@@ -148,7 +143,7 @@ def _check_finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str
 
 
 def _check_unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
-    """What a service without a total order promises."""
+    """The promises of a service without a total order."""
     checks = {"fifo": fifo, "causal": causal}
     verdicts = check_messages(trace, (), bound_ns=bound_ns, until_ns=until_ns)
     verdicts |= {name: checks[name](trace) for name in SERVICE_CHECKS[trace.meta.order] if name in checks}
@@ -166,12 +161,12 @@ def check_messages(
     grace_ns: int = GRACE_NS,
     last_logged: LastLogged | None = None,
 ) -> dict[str, Verdict]:
-    """The promises about one message each: of services without a total order, of multicast to several groups, and of
-    final deliveries over a slot order.
+    """Check the promises about single messages: of services without a total order, of multicast to several groups,
+    and of final deliveries over a slot order.
 
-    Whether they are kept is seen from the sends and deliveries of each message and from the members' lives, so a run
-    can be judged by some of its messages at a time: `grades` are those of the whole run then, `until_ns` is its end,
-    and `reached` says how far the senders' logs go.
+    These checks need only the sends and deliveries of each message and the member runs, so a run can be checked some
+    messages at a time. Then `grades` and `until_ns` must be those of the whole run, and `last_logged` says how far the
+    senders' logs go.
     """
     order = trace.meta.order
     if order == "quasi_genuine":

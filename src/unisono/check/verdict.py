@@ -1,4 +1,4 @@
-"""What a checker answers, and the smallest evidence for a violation."""
+"""Verdicts: the answer of a checker, and the smallest evidence for a violation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Status(Enum):
-    """`unknown` means that the trace cannot tell: it never stands for `valid`."""
+    """`unknown` means that the trace cannot tell; it never stands for `valid`."""
 
     VALID = "valid"
     VIOLATED = "violated"
@@ -20,39 +20,38 @@ class Reason(StrEnum):
     """Why a verdict is what it is. Programs read this token; the text beside it is for people."""
 
     AFTER_CRASH = "after_crash"
-    """Valid, except for messages that a crashed sender had no time to log."""
+    """Valid, except for messages that a crashed sender did not log in time."""
     CYCLE = "cycle"
-    """No single order fits all members, though no two disagree."""
+    """No single order fits all members, although no two disagree."""
     GRADES_MIXED = "grades_mixed"
-    """Deliveries of several grades, or with and without a grade, cannot be judged together."""
+    """Deliveries of several grades, or with and without a grade, cannot be checked together."""
     INDEX_MISSING = "index_missing"
     """A log lacks deliveries."""
     INDEX_TWICE = "index_twice"
     """Two deliveries of a log have the same index."""
     KEYS_CONTRADICT = "keys_contradict"
-    """The keys contradict each other, though no two members disagree."""
+    """The keys contradict each other, although no two members disagree."""
     LOG_NOT_WHOLE = "log_not_whole"
-    """A log was not closed, lacks rows, or does not say what is needed."""
+    """A log was not closed, lacks rows, or lacks required information."""
     MEMBERS_DISAGREE = "members_disagree"
     """Two members deliver two messages in different orders."""
     NEEDS_WHOLE_RUN = "needs_whole_run"
-    """The check needs a run that is read as a whole."""
+    """The check needs the whole run at once."""
     NO_BOUND = "no_bound"
-    """No latency bound was promised."""
-    NOTHING_DECIDED = "nothing_decided"
+    """The run promised no latency bound."""
     NOTHING_RECORDED = "nothing_recorded"
     NO_RECEPTIONS = "no_receptions"
     """Deliveries were recorded, but no receptions."""
     NO_VIEWS = "no_views"
     """No agreed view was recorded."""
     OVERTAKEN_IN_BOTH = "overtaken_in_both"
-    """A message of lower priority came first, against P2 in words and against its equation."""
+    """A message of lower priority came first, against P2 in words and by its equation."""
     OVERTAKEN_IN_WORDS = "overtaken_in_words"
-    """A message of lower priority came first, against P2 in words alone."""
+    """A message of lower priority came first, against P2 in words only."""
     ROWS_DROPPED = "rows_dropped"
     """The writer had to drop rows."""
     SCATTERED = "scattered"
-    """The rows of messages lie too far apart to be read together."""
+    """The rows of some messages are too far apart to be read together."""
     SEND_NOT_RECORDED = "send_not_recorded"
     TOO_MUCH_SUSPECT = "too_much_suspect"
     """More rows are suspect than the checker reads."""
@@ -62,7 +61,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a promise cannot be shown to be kept: a token for programs and a text for people."""
+    """Why the trace cannot show that a promise was kept: a token for programs and a text for people."""
 
     reason: Reason
     text: str
@@ -70,7 +69,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """A message: its sender, the sender's incarnation, and its number there."""
+    """A message: its sender, the sender's incarnation, and its sequence number."""
 
     sender: int
     incarnation: int
@@ -91,7 +90,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """The messages and members that show a violation, and one sentence that tells it."""
+    """The messages and members that show a violation, and one sentence that describes it."""
 
     messages: tuple[MessageId, ...]
     members: tuple[int, ...]
@@ -112,7 +111,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one checker found; `count` is the number of violations, `figures` are what it measured."""
+    """The result of one checker: `count` is the number of violations, `figures` are its measurements."""
 
     name: str
     status: Status
@@ -121,7 +120,7 @@ class Verdict:
     reason: str = ""
     figures: Mapping[str, int] = field(default_factory=dict)
     token: Reason | None = None
-    """What `reason` says, for programs; None where there is no reason."""
+    """The same as `reason`, for programs; None if there is no reason."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON values; figures in nanoseconds become milliseconds."""
@@ -142,16 +141,16 @@ class Verdict:
         return shown
 
 
-def kept(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = None) -> Verdict:
-    """The verdict where no violation was found: valid, or unknown if there is a doubt."""
+def no_violation(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = None) -> Verdict:
+    """The verdict if the checker found no violation: valid, or unknown if there is a doubt."""
     if doubt is None:
         return Verdict(name, Status.VALID, figures=figures or {})
     return Verdict(name, Status.UNKNOWN, reason=doubt.text, figures=figures or {}, token=doubt.reason)
 
 
 def unknown(name: str, reason: Reason, text: str) -> Verdict:
-    """The verdict that the trace cannot tell."""
-    return kept(name, Doubt(reason, text))
+    """The verdict if the trace cannot tell."""
+    return no_violation(name, Doubt(reason, text))
 
 
 def graded_name(check: str, grade: str) -> str:
@@ -160,7 +159,7 @@ def graded_name(check: str, grade: str) -> str:
 
 
 def check_name(key: str) -> str:
-    """The check that a verdict's key names, whatever the grade."""
+    """The check that a verdict's key names, without the grade."""
     return key.partition("[")[0]
 
 

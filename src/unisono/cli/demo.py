@@ -43,7 +43,7 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.trace.meta import group_folder
+from unisono.trace.schema import group_folder
 
 # TC
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.metric_files import MetricWriter
+from unisono.trace.metrics import MetricWriter
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -139,7 +139,7 @@ async def _run_member(options: argparse.Namespace) -> int:
         return await _run_in_group(options, None)
     if options.id is None:
         raise InvalidOption("--metrics", "give --id too: the file is named after the member")
-    writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, life=new_incarnation())
+    writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, incarnation=new_incarnation())
     with writer:
         return await _run_in_group(options, writer)
 
@@ -173,7 +173,7 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
         timeout=options.timeout,
         sla=options.sla,
         monitor=False if metrics is None else metrics.put,
-        incarnation=None if metrics is None else metrics.life,
+        incarnation=None if metrics is None else metrics.incarnation,
         fsync=options.fsync,
     )
     loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ from unisono.model.events import SlaViolation
 from unisono.model.metrics import METRICS, Unit
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.trace.metric_tails import is_closed, metric_streams, readable_offsets
+from unisono.trace.metrics import is_closed, metric_streams, readable_offsets
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -50,9 +50,9 @@ from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
 from unisono.stack import build
-from unisono.trace.metric_files import MetricWriter
+from unisono.trace.files import ParquetWriter
+from unisono.trace.metrics import MetricWriter
 from unisono.trace.recorder import Recorder
-from unisono.trace.writer import ParquetWriter
 
 
 class GradedReplica:
@@ -203,8 +203,8 @@ class ScenarioMember:
         self.incarnation = new_incarnation()
         where = configuration["trace"], configuration["run"], self.scenario.group, self.member
         self._storage_directory = Path(configuration["trace"], "memory", configuration["run"])
-        self.writer = ParquetWriter(*where, life=self.incarnation)
-        self.metrics = MetricWriter(*where, life=self.incarnation)
+        self.writer = ParquetWriter(*where, incarnation=self.incarnation)
+        self.metrics = MetricWriter(*where, incarnation=self.incarnation)
         self.slas = parse_slas(*configuration["slas"]) if configuration.get("slas") else None
         self.sla_events: list[dict[str, Any]] = []
         self._graded_replica = GradedReplica((GOODBYE, ALL_FINAL)) if self.scenario.grades == "both" else None

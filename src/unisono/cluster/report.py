@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from unisono.check.columns import member_runs
 from unisono.check.final import EARLY, FINAL
-from unisono.check.latency import latency
-from unisono.check.member_runs import member_runs
 from unisono.check.suite import check_all, latency_of
+from unisono.check.timing import latency
 from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
 from unisono.model.durations import ns_to_ms
@@ -27,11 +27,9 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario
 from unisono.model.timing import Timing
 from unisono.stack import build
-from unisono.trace.files import read_trace
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta, write_meta
+from unisono.trace.files import ParquetWriter, read_trace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta, write_meta
 from unisono.trace.table import Trace
-from unisono.trace.writer import ParquetWriter
 
 DELTA_QUANTILE = 0.9999
 ORDER_CHECKS = (
@@ -136,17 +134,17 @@ class ClusterReport:
             self.trace.of_kind(EventKind.START),
             self.trace.of_kind(EventKind.LEAVE),
         )
-        _, first = np.unique(np.stack((rows.sender, rows.incarnation, rows.sequence)), axis=1, return_index=True)
+        _, first = np.unique(np.stack((rows.sender, rows.sender_incarnation, rows.sequence)), axis=1, return_index=True)
         slots, missing = rows.slot[first], 0
         for member in self.final_reports:
             member_starts = starts.select(starts.member == member)
             if not len(member_starts):
                 continue
-            incarnation = member_starts.life.max()
-            left = leaves.slot[(leaves.member == member) & (leaves.life == incarnation)]
-            begin = member_starts.slot[member_starts.life == incarnation].min()
+            incarnation = member_starts.recorder_incarnation.max()
+            left = leaves.slot[(leaves.member == member) & (leaves.recorder_incarnation == incarnation)]
+            begin = member_starts.slot[member_starts.recorder_incarnation == incarnation].min()
             end = left.min() if len(left) else rows.slot.max() + 1
-            own_slots = rows.slot[(rows.member == member) & (rows.life == incarnation)]
+            own_slots = rows.slot[(rows.member == member) & (rows.recorder_incarnation == incarnation)]
             due, delivered = (int(np.count_nonzero((slot >= begin) & (slot < end))) for slot in (slots, own_slots))
             missing += due - delivered
         return missing
@@ -203,7 +201,12 @@ def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequen
             member, at_ns, incarnation = process.member, process.killed_ns or 0, process.incarnation()
             slot = scenario.timing.slot_of(at_ns - scenario.timing.delta_ns)
             writer.recorder().event(
-                EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=incarnation
+                EventKind.CRASH,
+                slot=slot,
+                real_ns=at_ns,
+                local_ns=at_ns,
+                subject=member,
+                subject_incarnation=incarnation,
             )
 
 
@@ -291,13 +294,13 @@ def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
 def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
     """A member's deliveries in its last incarnation, by row (early) or by position in the final order."""
     rows = trace.with_grade(grade).deliveries()
-    incarnation = rows.life[rows.member == member].max(initial=-1)
-    own = rows.select((rows.member == member) & (rows.life == incarnation))
+    incarnation = rows.recorder_incarnation[rows.member == member].max(initial=-1)
+    own = rows.select((rows.member == member) & (rows.recorder_incarnation == incarnation))
     numbers = own.place.tolist() if grade == FINAL else range(len(own))
     return dict(
         zip(
             numbers,
-            zip(own.sender.tolist(), own.incarnation.tolist(), own.sequence.tolist(), strict=True),
+            zip(own.sender.tolist(), own.sender_incarnation.tolist(), own.sequence.tolist(), strict=True),
             strict=True,
         )
     )

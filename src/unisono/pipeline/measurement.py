@@ -4,11 +4,11 @@ Spark tails the members' streams (`metric_source`), parses them on its executors
 `Service`, which puts the rows of each group together (`GroupEvaluation` in `qos.watch.sla`) and evaluates its
 agreements with `qos.watch.sla`.
 
-Why the state is not Spark's own: it is a few hundred bytes per group, since what is pending can be read again from the
-streams; a stateful operator would add a shuffle, a Python task and a state commit to every trigger, and the verdicts
-would still need a sink that knows doubles. In one transaction with the place that each stream was taken to, it is
-exactly once (`measurement_store`): a batch that Spark hands in again, as it does after a crash, is skipped as far as
-its bytes were taken, and bytes that Spark believes done and that were not taken are read again.
+The state is not kept in Spark. It is a few hundred bytes per group, since pending rows can be read again from the
+streams. A stateful operator would add a shuffle, a Python task and a state commit to every trigger, and the verdicts
+would still need a sink that recognizes duplicates. The store writes the state and the offset of each stream in one
+transaction, so processing is exactly once (`measurement_store`): of a batch that Spark submits again after a crash, the
+processed bytes are skipped, and bytes that Spark believes done but that were not processed are read again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdic
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.sla import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
-from unisono.trace.meta import read_json, write_json
-from unisono.trace.metric_tails import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
+from unisono.trace.metrics import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
+from unisono.trace.schema import read_json, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,15 +44,15 @@ STREAMING_SETTINGS = {
     ),
     "spark.sql.streaming.minBatchesToRetain": "10",
 }
-"""What a stream at short intervals needs."""
+"""Spark settings for a stream with short intervals."""
 MAX_RESTARTS = 3
-"""How often a stream is started anew that a worker process has failed."""
+"""How often a stream is restarted after a failure of a worker process."""
 _TRANSIENT_ERRORS = (
     "Python worker failed to connect back",
     "Python worker exited unexpectedly",
     "Timed out while waiting for",
 )
-"""What Spark says of worker processes that a busy machine has let down."""
+"""Spark's messages about worker processes that failed on a busy machine."""
 STORE_NAME = "measurement.sqlite"
 CHECKPOINT_NAME = "checkpoint"
 _DESCRIPTION_NAME = "measures.json"
@@ -64,7 +64,7 @@ RunGroup = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatch:
-    """What one batch has led to."""
+    """The results of one batch."""
 
     verdicts: tuple[StoredSlaVerdict, ...] = ()
     estimates: dict[RunGroup, tuple[LinkEstimate, ...]] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class MeasuredBatch:
 
 
 PendingSlices = deque[tuple[StreamSlice, int]]
-"""Of one stream, what holds rows of windows that are not judged yet, each with the end of its last window."""
+"""The slices of one stream with rows of unevaluated windows, each with the end of its last window."""
 
 
 class MeasurementService:
-    """Takes blocks, batch by batch; keeps what must be kept."""
+    """Evaluates blocks, batch by batch, and stores its state."""
 
     def __init__(
         self,
@@ -92,36 +92,36 @@ class MeasurementService:
         self._window_and_patience = window_ns, patience_ns
         self.systems: dict[RunGroup, GroupEvaluation] = {}
         self.latest_estimates: dict[tuple[RunGroup, int, str, int], LinkEstimate] = {}
-        """By group, member, layer and peer, the last window's."""
+        """The latest estimate for each group, member, layer and peer."""
         self.damaged_lines = 0
         self.first_problem = ""
         """What is wrong with the first damaged line."""
         self.rows = 0
         self.offsets: dict[str, int] = {}
-        """How far each stream was taken."""
+        """How far each stream was processed."""
         self.committed_offsets: dict[str, int] = {}
-        """The same, when all that follows from it is kept: for whoever looks from another thread."""
+        """The same, once all results are stored; other threads read this one."""
         self._pending: dict[RunGroup, dict[str, PendingSlices]] = {}
         if store.state is not None:
             self._restore(store.state)
 
     @property
     def late_rows(self) -> int:
-        """Rows that came after their window was judged."""
+        """The number of rows that came after their window was evaluated."""
         return sum(system.late for system in self.systems.values())
 
     @property
     def violated_slas(self) -> list[tuple[RunGroup, str]]:
-        """The agreements that are not kept at the moment."""
+        """The agreements that are currently violated."""
         return [(place, name) for place, system in sorted(self.systems.items()) for name in system.violated_slas]
 
     @property
     def unevaluated_slas(self) -> list[tuple[RunGroup, str]]:
-        """The agreements of which no window has said whether they are kept."""
+        """The agreements that no window has evaluated yet."""
         return [(place, name) for place, system in sorted(self.systems.items()) for name in system.unevaluated_slas]
 
     def process(self, blocks: Sequence[MetricBlock]) -> MeasuredBatch:
-        """One batch. What was taken before is left out, wherever the batch begins."""
+        """Process one batch, without the parts that were processed before."""
         fresh = [taken for block in blocks if (taken := self._unprocessed(block)) is not None]
         for block in fresh:
             self._add_block(block, reread=False)
@@ -131,7 +131,7 @@ class MeasurementService:
         return replace(measured, rows=sum(len(block.rows) for block in fresh))
 
     def _unprocessed(self, block: MetricBlock) -> MetricBlock | None:
-        """The block from where its stream was taken to."""
+        """The unprocessed rest of a block."""
         path, start, end = block.stream_slice.path, block.stream_slice.start, block.stream_slice.end
         place = self.offsets.get(path, 0)
         if end <= place:
@@ -140,7 +140,7 @@ class MeasurementService:
 
     def _add_block(self, block: MetricBlock, reread: bool) -> None:
         place, stretch = (block.run, block.group), block.stream_slice
-        self._system(place).add_rows(block.member, block.life, block.rows, block.at_end, reread)
+        self._system(place).add_rows(block.member, block.incarnation, block.rows, block.at_end, reread)
         if block.rows:
             until = max(row.window_start_ns + row.window_ns for row in block.rows)
             self._pending.setdefault(place, {}).setdefault(stretch.path, deque()).append((stretch, until))
@@ -173,7 +173,7 @@ class MeasurementService:
                     pending.popleft()
         return replace(measured, verdicts=tuple(verdicts))
 
-    # -- what is kept ----------------------------------------------------------------------------------------
+    # -- stored state ----------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         streams = (stream for streams in self._pending.values() for stream in streams.items())
@@ -188,7 +188,7 @@ class MeasurementService:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Go on from there: rows of windows that were not judged yet are read again."""
+        """Resume from a stored state, and read the rows of unevaluated windows again."""
         self.offsets, self.committed_offsets = dict(state["places"]), dict(state["places"])
         self.rows, self.damaged_lines, self.first_problem = state["rows"], state["damaged"], state["problem"]
         for run, group, kept in state["systems"]:
@@ -202,23 +202,23 @@ class MeasurementService:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementJob:
-    """What is measured, where, and how."""
+    """The settings of a measurement job."""
 
     directory: Path
     slas: SlaSet
     state_folder: Path
-    """The folder of the job's state: with it, a job goes on where an earlier one stopped."""
+    """The folder of the job's state, from which a later job resumes."""
     trigger_ns: int = NS_PER_S
     window_ns: int | None = None
     patience_ns: int = PATIENCE_NS
 
     def service(self, store: MeasurementStore) -> MeasurementService:
-        """The part that judges."""
+        """The part that evaluates rows."""
         self._check_description()
         return MeasurementService(self.slas, store, self.window_ns, self.patience_ns)
 
     def _check_description(self) -> None:
-        """A state is of one folder and of agreements of one kind; another's would be nonsense."""
+        """Raise `InvalidOption` if the stored state belongs to another folder or other agreements."""
         path = self.state_folder / _DESCRIPTION_NAME
         agreed = [
             [s.name, s.provider, s.consumer, s.metric, s.bound, s.probability, s.window_ns] for s in self.slas.slas
@@ -234,33 +234,35 @@ class MeasurementJob:
 
 
 OnBatch = Callable[[MeasuredBatch], None]
-"""Told of each batch, in the job's thread."""
+"""Called for each batch, in the job's thread."""
 
 
 @contextmanager
 def measure_on_spark(job: MeasurementJob, choice: SparkChoice, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
     """The job on Spark, until the context ends."""
     if choice.is_connect:
-        raise InvalidOption("--master", "a stream is judged where its session is: Spark Connect cannot do that")
+        raise InvalidOption(
+            "--master", "streams are evaluated in the process of the session, which Spark Connect does not support"
+        )
     with spark_session(choice, "unisono monitor") as session, measure_in_session(job, session, on_batch) as running:
         yield running
 
 
 @contextmanager
 def _exclusive_folder(folder: Path) -> Iterator[None]:
-    """Nobody else may work with this folder meanwhile: two jobs would overwrite each other's state."""
+    """Lock the folder: two jobs would overwrite each other's state."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK_NAME).open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InvalidOption(str(folder), "another measurement works with this folder; name another") from None
+            raise InvalidOption(str(folder), "another measurement uses this folder; name another") from None
         yield
 
 
 @contextmanager
 def measure_in_session(job: MeasurementJob, session: SparkSession, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
-    """The job in a session that is there."""
+    """Run the job in an existing session."""
     from unisono.pipeline.metric_source import NAME, MetricSource, decode_blocks  # noqa: PLC0415 - needs pyspark
 
     with _exclusive_folder(job.state_folder), MeasurementStore(job.state_folder / STORE_NAME) as store:
@@ -290,7 +292,7 @@ def measure_in_session(job: MeasurementJob, session: SparkSession, on_batch: OnB
 
 
 class _RestartingQuery:
-    """A stream that is started anew, from where it was, when a worker process of its was to blame."""
+    """A stream that restarts from its last position after a failure of a worker process."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
@@ -298,7 +300,7 @@ class _RestartingQuery:
         self._restarts_left = MAX_RESTARTS
 
     def failure(self) -> str:
-        """Why it has ended by itself; empty while it has not."""
+        """Why the stream ended by itself; empty if it did not."""
         problem = None if self._query.isActive else self._query.exception()
         if problem is None:
             return ""
@@ -309,13 +311,13 @@ class _RestartingQuery:
         return str(problem)
 
     def stop(self) -> None:
-        """For good."""
+        """Stop the stream for good."""
         self._query.stop()
 
 
 @contextmanager
 def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
-    """The same without Spark: one thread that reads and judges."""
+    """The same without Spark: one thread reads and evaluates."""
     stop = threading.Event()
     with _exclusive_folder(job.state_folder), MeasurementStore(job.state_folder / STORE_NAME) as store:
         service = job.service(store)
@@ -332,7 +334,7 @@ def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[Runni
                         return
                     if stop.is_set():
                         return
-            except Exception as error:  # noqa: BLE001 - carried over to who waits, and raised there
+            except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
                 problem = repr(error)
                 running.failure = lambda: problem
 
@@ -346,7 +348,7 @@ def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[Runni
 
 
 class RunningMeasurement:
-    """A job that runs."""
+    """A running job."""
 
     def __init__(self, service: MeasurementService, store: MeasurementStore) -> None:
         self.service, self.store = service, store
@@ -355,14 +357,14 @@ class RunningMeasurement:
         self._batches = 0
 
     def on_batch_done(self, measured: MeasuredBatch, on_batch: OnBatch) -> None:
-        """A batch is done."""
+        """Record that a batch is done."""
         on_batch(measured)
         with self._changed:
             self._batches += 1
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until a batch is done, or for so long; raises if there will be none any more."""
+        """Wait until a batch is done or the time is up; raises if the job has stopped."""
         with self._changed:
             self._changed.wait(seconds)
         problem = self.failure()
@@ -370,5 +372,5 @@ class RunningMeasurement:
             raise UnisonoError(f"the measurement stopped: {problem}")
 
     def has_processed(self, offsets: dict[str, int]) -> bool:
-        """Whether all of this was taken, and what follows from it is known."""
+        """Whether everything up to these offsets was processed and its results are stored."""
         return all(self.service.committed_offsets.get(path, 0) >= end for path, end in offsets.items())

@@ -1,8 +1,8 @@
-"""What the measurement service must not forget, in one SQLite file: its state, and the verdicts that it has found.
+"""The durable state of the measurement service and its verdicts, in one SQLite file.
 
-Both are written in one transaction, and the state says how far each stream was taken. A job that was
-killed finds a batch either done or not begun, so no verdict is lost and none is found twice. SQLite is in the standard
-library, and what it has committed outlives `kill -9` and power cuts.
+Each batch writes both in one transaction, and the state says how far each stream was processed. A job that was killed
+finds each batch either done or not begun, so no verdict is lost or found twice. SQLite is in the standard library, and
+its committed data survives `kill -9` and power cuts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 @dataclass(frozen=True, slots=True)
 class StoredSlaVerdict:
-    """A violation or a clearance, of which group, and whether the group knows."""
+    """A violation or a clearance, its group, and whether the group was notified."""
 
     run: str
     group: str
@@ -41,21 +41,21 @@ class StoredSlaVerdict:
 
     @property
     def id(self) -> str:
-        """What tells it from any other."""
+        """The unique id of the verdict."""
         return self.event.id
 
     @property
     def violated(self) -> bool:
-        """Whether an agreement broke; else it is kept again."""
+        """Whether the agreement was violated; otherwise it is kept again."""
         return isinstance(self.event, SlaViolation)
 
 
 class MeasurementStore:
-    """One job's."""
+    """The stored state of one job."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The job's thread writes while others read and note what was told: they take turns.
+        # The job's thread writes while other threads read and mark verdicts as reported, so a lock guards the file.
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
         try:
@@ -65,15 +65,15 @@ class MeasurementStore:
             row = self._connection.execute("SELECT version, value FROM state").fetchone()
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise InvalidOption(str(path), f"is no readable state of a measurement ({error})") from error
+            raise InvalidOption(str(path), f"is not a readable measurement state ({error})") from error
         if row is not None and row[0] != STATE_VERSION:
             raise InvalidOption(
-                str(path), f"measurement state version {row[0]} is unknown, this release reads {STATE_VERSION}"
+                str(path), f"measurement state version {row[0]} is unknown; this release reads {STATE_VERSION}"
             )
         self.state: dict[str, Any] | None = None if row is None else json.loads(row[1])
 
     def commit(self, state: Mapping[str, Any], verdicts: Sequence[StoredSlaVerdict]) -> None:
-        """A batch is done: all of this, or none of it."""
+        """Store the results of a batch in one transaction."""
         with self._lock, self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?)", (STATE_VERSION, json.dumps(state)))
@@ -83,18 +83,18 @@ class MeasurementStore:
             )
 
     def mark_reported(self, verdict_id: str) -> None:
-        """The group has delivered it."""
+        """Record that the group delivered the verdict."""
         with self._lock:
             self._connection.execute("UPDATE verdicts SET told = 1 WHERE id = ?", (verdict_id,))
 
     def verdicts(self) -> list[StoredSlaVerdict]:
-        """All of them, in the order in which they were found."""
+        """All verdicts, in the order in which they were found."""
         with self._lock:
             found = self._connection.execute("SELECT run, team, verdict, told FROM verdicts ORDER BY number").fetchall()
         return [StoredSlaVerdict(row[0], row[1], event_from_text(row[2]), bool(row[3])) for row in found]
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file; a second call does nothing."""
         self._connection.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""Verdicts over long runs of the orders that no sequence of keys cuts into ranges: of services without a total order,
-of multicast to several groups, and of final deliveries over a slot order.
+"""Verdicts over long runs of orders without one sequence of keys: services without a total order, multicast to several
+groups, and final deliveries over a slot order.
 
-What is promised of single messages is judged by tiles (`check.message_shards`), what is promised of their
-order by ranges of slots. In neither case is more held in one place than one tile, or what is suspect.
+Promises about single messages are checked by message shards (`check.message_shards`), promises about their order by
+ranges of slots. In both cases one process holds at most one shard, or the suspect rows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from unisono.check.causal_shards import causal_in_shards
+from unisono.check.columns import MEMBER_EVENT_KINDS, dropped_rows_reason
 from unisono.check.final import EARLY, FINAL, FINAL_AGREEMENT, FINAL_ORDER
 from unisono.check.final_shards import final_agreement_in_ranges, final_order_in_ranges
-from unisono.check.member_runs import MEMBER_EVENT_KINDS, dropped_rows_reason
 from unisono.check.message_shards import (
     MessageShard,
     RunContext,
@@ -27,22 +27,21 @@ from unisono.check.message_shards import (
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict
 from unisono.check.shard_summary import RangeSummary, last_logged_sequences
 from unisono.check.suite import NO_BOUND, SLOT_ORDERS, as_unbounded
-from unisono.check.verdict import Reason, Verdict, graded_name, kept, unknown
+from unisono.check.verdict import Reason, Verdict, graded_name, no_violation, unknown
 from unisono.model.services import SERVICE_CHECKS
 from unisono.pipeline.spark_tasks import Runner, ShardTask, shard_rows, summarize_ranges
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout
-from unisono.trace.meta import TraceDamaged
+from unisono.trace.files import Layout
+from unisono.trace.schema import EventKind, TraceDamaged
 from unisono.trace.table import Rows, Trace, concatenated
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run on disk that was surveyed."""
+    """A recorded run with the summaries of its ranges."""
 
     layout: Layout
     summaries: tuple[RangeSummary, ...]
-    """Of the deliveries of all grades."""
+    """Summaries of the deliveries of all grades."""
     grades: tuple[str, ...]
     bound_ns: int | None
     load_ranges: Callable[[Sequence[int]], Rows]
@@ -51,25 +50,27 @@ class RecordedRun:
 
     @property
     def has_finals(self) -> bool:
-        """Whether deliveries are made final over a slot order."""
+        """Whether the run has final deliveries over a slot order."""
         return self.layout.meta.order in SLOT_ORDERS
 
     @property
     def events(self) -> Rows:
-        """What happened to members."""
+        """All member events."""
         return concatenated([survey.events for survey in self.summaries])
 
     def clean_verdict(self, name: str) -> Verdict:
-        """What is said of a promise that nothing speaks against."""
-        return kept(name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs)))
+        """The verdict if no violation was found."""
+        return no_violation(
+            name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs))
+        )
 
 
 def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
+    """The same verdicts as `check.suite.check_all` over the whole run."""
     if run.layout.meta.order in SERVICE_CHECKS and len(run.grades) > 1:
         reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
         return {"messages": unknown("messages", Reason.GRADES_MIXED, reason)}
-    # What is early binds nobody, also where nothing became final.
+    # Early deliveries oblige no other member, even if no delivery became final.
     binding = FINAL if run.has_finals or EARLY in run.grades else None
     graded = run.summaries if binding is None else summarize_ranges(run.layout, run.runner, binding, run.bound_ns)
     verdicts = _check_order(run, graded, binding)
@@ -120,11 +121,11 @@ def _shard_findings(
 ) -> list[ShardFinding]:
     plain, ranges = context.nothing_found(), run.layout.ranges
     tasks = []
-    for number, tile in enumerate(shards):
+    for number, shard in enumerate(shards):
         before = shards[number - 1] if context.checks_causal and number else None
-        files = tuple(ranges[at] for at in tile.ranges)
+        files = tuple(ranges[at] for at in shard.ranges)
         files_before = tuple(ranges[at] for at in before.ranges) if before else ()
-        tasks.append(ShardTask(context, plain, tile, files, before, files_before, max_rows))
+        tasks.append(ShardTask(context, plain, shard, files, before, files_before, max_rows))
     found: list[ShardFinding] = []
     for outcome in run.runner(tasks):
         if isinstance(outcome, TraceDamaged):
@@ -137,12 +138,12 @@ def _shard_findings(
 def _check_order(
     run: RecordedRun, graded_summaries: tuple[RangeSummary, ...], binding_grade: str | None
 ) -> dict[str, Verdict]:
-    """What is promised of the order of deliveries."""
+    """The verdicts on the order of deliveries."""
     plan = run.layout
 
-    def in_ranges(surveys: tuple[RangeSummary, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
+    def in_ranges(summaries: tuple[RangeSummary, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
         found = SummarizedRun(
-            plan.meta, plan.logs, surveys, run.load_ranges, grade, run.bound_ns, run.max_suspect_rows, 0
+            plan.meta, plan.logs, summaries, run.load_ranges, grade, run.bound_ns, run.max_suspect_rows, 0
         )
         return check_ranges(found, only)
 
@@ -172,13 +173,15 @@ def _check_order(
 def _unknown_if_too_large(
     run: RecordedRun, name: str, check: Callable[[Callable[[Iterable[int]], Trace]], Verdict]
 ) -> Verdict:
-    """The verdict of a judge that reads some ranges; unknown if they are too long."""
+    """The verdict of a check that reads some ranges; unknown if they have too many rows."""
 
     def part(numbers: Iterable[int]) -> Trace:
         chosen = sorted(numbers)
         rows = sum(run.summaries[number].rows for number in chosen)
         if rows > run.max_suspect_rows:
-            raise _SuspectLimitExceeded(f"{rows:,} rows are suspect, more than the {run.max_suspect_rows:,} looked at")
+            raise _SuspectLimitExceeded(
+                f"{rows:,} rows are suspect, more than the {run.max_suspect_rows:,} rows checked"
+            )
         loaded = run.load_ranges(chosen).of_kind(EventKind.SEND, EventKind.DELIVER)
         return Trace.from_rows(concatenated([loaded, run.events]), run.layout.meta, run.layout.logs)
 
@@ -189,4 +192,4 @@ def _unknown_if_too_large(
 
 
 class _SuspectLimitExceeded(Exception):
-    """More rows are suspect than are looked at."""
+    """More rows are suspect than the check may read."""

@@ -1,9 +1,9 @@
 """Spark's source of metric rows: tails the members' streams, one append-only file each.
 
-The file source of Spark takes each file once and whole; these grow. An offset is how many bytes of each stream were
-read, so a batch that is read again, after a task failed or the job was started anew, holds the same rows. A row of this
-source is a block: what one member wrote since the last batch, parsed where it is read. So Spark moves few rows,
-whatever the members write.
+Spark's own file source reads each file once and whole, but these files grow. An offset is the number of bytes read of
+each stream, so a batch that is read again, after a task failed or the job was restarted, has the same rows. One row of
+this source is a block: all rows of one member since the last batch, parsed by the task that reads them. So Spark moves
+few rows, however much the members write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from unisono.trace.metric_tails import (
+from unisono.trace.metrics import (
     MetricBlock,
     StreamSlice,
     balanced_parts,
@@ -30,7 +30,7 @@ from unisono.trace.metric_tails import (
 NAME = "unisono_metrics"
 _SCHEMA = "block binary"
 _PART_BYTES = 512 * 1024
-"""A task of Spark costs some 80 ms, in which this much is parsed: less is one task's work."""
+"""A Spark task costs about 80 ms, the time to parse this many bytes; smaller batches get one task."""
 
 
 class MetricSource(DataSource):
@@ -38,7 +38,7 @@ class MetricSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` calls it."""
+        """The name for `format`."""
         return NAME
 
     def schema(self) -> str:
@@ -46,7 +46,7 @@ class MetricSource(DataSource):
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> MetricReader:  # noqa: N802 - Spark's name
-        """The reader of the folder that was named."""
+        """The reader of the given folder."""
         return MetricReader(self.options["path"], int(self.options.get("hands", "2")))
 
 
@@ -58,15 +58,15 @@ class MetricReader(DataSourceStreamReader):
         self._max_parts = max_parts
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Nothing was read."""
+        """No bytes were read yet."""
         return {}
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
-        """How far the streams go now."""
+        """How far the streams can be read now."""
         return readable_offsets(self._path, start or {})
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """What has come, in as many parts as it is worth."""
+        """The new slices, in as many parts as their size justifies."""
         work = slices_between(start, end)
         size = sum(stretch.end - stretch.start for stretch in work)
         return [InputPartition(part) for part in balanced_parts(work, min(self._max_parts, 1 + size // _PART_BYTES))]
@@ -74,7 +74,7 @@ class MetricReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The blocks of one part."""
         part: list[StreamSlice] = partition.value
-        # Thousands of new values, none of them garbage: looking for it would take a third of the time.
+        # Thousands of new values and no garbage: collection would take a third of the time.
         gc.disable()
         try:
             blocks = [pickle.dumps(read_values(stretch), protocol=pickle.HIGHEST_PROTOCOL) for stretch in part]

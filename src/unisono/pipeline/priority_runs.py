@@ -1,8 +1,8 @@
-"""Verdicts over long runs of the priority order: two passes over their ranges, and a third for what is suspect.
+"""Verdicts over long runs of the priority order: two passes over their ranges, and a third over suspect messages.
 
-The first pass surveys each range by itself. The second judges windows of neighbouring ranges, each with the rows of its
-messages that lie elsewhere. Nothing is sorted, joined or shuffled between tasks, and no more is held in one place than
-the surveys, one window, or what is suspect.
+The first pass summarizes each range by itself. The second checks windows of neighbouring ranges, each with the rows of
+its messages in other ranges. Tasks need no common sort, join or shuffle, and one process holds at most the summaries,
+one window, or the suspect rows.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from unisono.check.suite import NO_BOUND
 from unisono.check.verdict import Verdict
 from unisono.model.message_set import MessageSet
 from unisono.pipeline.spark_tasks import Runner, SparkTask
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout, RangeFiles, read_range
-from unisono.trace.meta import RunMeta, TraceDamaged
+from unisono.trace.files import Layout, RangeFiles, read_range
+from unisono.trace.schema import EventKind, RunMeta, TraceDamaged
 from unisono.trace.table import Rows, concatenated, copied
 
-_COLUMNS = ("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")
+_COLUMNS = ("kind", "sender", "sender_incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
 class PrioritySummaryTask:
-    """One range, to be surveyed."""
+    """Summarizes one range."""
 
     files: RangeFiles
     excluded_logs: frozenset[tuple[int, int]] = frozenset()
@@ -42,7 +41,7 @@ class PrioritySummaryTask:
         return self.files.rows
 
     def run(self) -> PriorityRangeSummary:
-        """Survey the range."""
+        """Summarize the range."""
         files = self.files
         return summarize_priority_range(
             read_range(files, checked=True), files.first_slot, files.last_slot, self.excluded_logs
@@ -51,7 +50,7 @@ class PrioritySummaryTask:
 
 @dataclass(frozen=True, slots=True)
 class GatherTask:
-    """One range, from which the rows of some messages are wanted."""
+    """Selects the rows of some messages from one range."""
 
     files: RangeFiles
     wanted: MessageSet
@@ -63,14 +62,14 @@ class GatherTask:
         return self.files.rows
 
     def run(self) -> Rows:
-        """Choose them."""
+        """Select the rows."""
         found = [part.of_kind(*self.kinds) for part in read_range(self.files, all_columns=True)]
         return concatenated([copied(part.select(in_message_set(part, self.wanted))) for part in found])
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTask:
-    """One window, to be judged; without facts about the logs only its latencies are told."""
+    """Checks one window; without facts about the logs it only measures latencies."""
 
     delivery_files: tuple[RangeFiles, ...]
     reception_files: tuple[RangeFiles, ...]
@@ -86,7 +85,7 @@ class WindowTask:
         return sum(files.rows for files in {*self.delivery_files, *self.reception_files, *self.send_files})
 
     def run(self) -> WindowFinding:
-        """Judge the window."""
+        """Check the window."""
         kept: dict[EventKind, list[Rows]] = {
             kind: [] for kind in (EventKind.DELIVER, EventKind.RECEIVE, EventKind.SEND)
         }
@@ -151,7 +150,7 @@ def _window_task(
 
 
 def _run_all(runner: Runner, tasks: Sequence[SparkTask], kind: type[_Found]) -> list[_Found]:
-    """What the tasks found; damage is raised."""
+    """The results of the tasks; raises `TraceDamaged` if a task found damage."""
     kept = []
     for outcome in runner(tasks):
         if isinstance(outcome, TraceDamaged):

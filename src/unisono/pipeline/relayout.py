@@ -1,8 +1,8 @@
-"""Rows of a trace into the layout that verification reads without a shuffle: many small files into few, and rows that
-were brought from elsewhere in any layout.
+"""Rewrites a trace into the layout that verification reads without a shuffle: `unisono compact`.
 
-Every row goes once, by one shuffle, to the task that writes the file of its member, life and range of slots. What is
-written is a trace of its own; the source stays as it is.
+The source may have many small files, or rows that another tool wrote in any layout. One shuffle sends each row to the
+task that writes the file of its member, incarnation and range of slots. The result is a trace of its own; the source
+does not change.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import pyarrow.parquet as pq
 
 from unisono.errors import InvalidOption
 from unisono.trace import version_1
+from unisono.trace.arrow import SCHEMA, VERSION_KEY, from_arrow
 from unisono.trace.files import (
     RANGE_SLOTS,
     FileStamp,
     end_path,
     file_version,
-    from_arrow,
     member_folder,
     part_path,
+    read_footer,
     write_end,
     write_part,
 )
-from unisono.trace.kinds import SCHEMA_VERSION, stored
-from unisono.trace.layout import read_footer
-from unisono.trace.meta import (
+from unisono.trace.schema import (
     META_NAME,
+    SCHEMA_VERSION,
     RunMeta,
     TraceDamaged,
     group_folder,
@@ -40,18 +40,17 @@ from unisono.trace.meta import (
     read_meta,
     write_meta,
 )
-from unisono.trace.schema import SCHEMA, VERSION_KEY
 from unisono.trace.table import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WRITTEN_COLUMNS = "member int, life long, rows long, file string, bytes long, sha256 string"
+_WRITTEN_COLUMNS = "member int, incarnation long, rows long, file string, bytes long, sha256 string"
 
 
 @dataclass(frozen=True, slots=True)
 class RelayoutResult:
-    """What was written."""
+    """The result of a relayout."""
 
     folder: str
     rows: int
@@ -68,11 +67,11 @@ def relayout(
     What the executors say they wrote has to be here.
     """
     if range_slots < 1:
-        raise InvalidOption("range_slots", f"at least one slot is needed, not {range_slots}")
+        raise InvalidOption("range_slots", f"must be at least 1 slot, not {range_slots}")
     meta = read_meta(source / META_NAME)
     target = group_folder(out, meta.run, meta.group)
     if target.exists():
-        raise TraceDamaged(target, "is there already; remove it or name another folder")
+        raise TraceDamaged(target, "already exists; remove it or name another folder")
     files = sorted(path for path in source.rglob("*.parquet") if "metrics" not in path.relative_to(source).parts)
     versions = {_version(path) for path in files}
     if len(versions) > 1:
@@ -82,7 +81,7 @@ def relayout(
         by = Rewriter(str(out.absolute()), meta, range_slots, versions.pop() if versions else SCHEMA_VERSION)
         counts = _write_recordings(session, source, out, by, files, closed=closed)
     except BaseException:  # an interruption too
-        shutil.rmtree(target, ignore_errors=True)  # half of a run is of no use, and would be in the way of a second try
+        shutil.rmtree(target, ignore_errors=True)  # half of a run is useless and would block a second attempt
         raise
     written = len(list(target.glob("member=*/*.parquet")))
     return RelayoutResult(str(target), sum(counts.values()), len(files), written)
@@ -91,15 +90,15 @@ def relayout(
 def _write_recordings(
     session: SparkSession, source: Path, out: Path, by: Rewriter, files: list[Path], *, closed: bool
 ) -> dict[tuple[int, int], int]:
-    """How many rows each recording has, once they and the recordings' ends are written."""
+    """Write all rows and end records, and return the number of rows of each recording."""
     meta = by.meta
     written = _write_rows(session, files, by) if files else {}
-    for member, life in _closed_recordings(source):  # of a recording that was closed, every row may have been lost
-        written.setdefault((member, life), _Written())
-    for (member, life), found in sorted(written.items()):
-        dropped, whole = _recording_end(source, member, life, found.rows, closed)
+    for member, incarnation in _closed_recordings(source):  # a closed recording may have lost every row
+        written.setdefault((member, incarnation), _Written())
+    for (member, incarnation), found in sorted(written.items()):
+        dropped, whole = _recording_end(source, member, incarnation, found.rows, closed)
         folder = member_folder(out, meta.run, meta.group, member)
-        here, times = _rows_on_disk(folder, life)
+        here, times = _rows_on_disk(folder, incarnation)
         if here != found.rows:
             what = (
                 f"{found.rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under "
@@ -108,35 +107,35 @@ def _write_recordings(
             raise TraceDamaged(folder.absolute(), what)
         if whole:
             folder.mkdir(parents=True, exist_ok=True)
-            write_end(folder, life, rows=found.rows, dropped=dropped, time_range=times, stamps=found.stamps)
-    return {who: found.rows for who, found in written.items()}
+            write_end(folder, incarnation, rows=found.rows, dropped=dropped, time_range=times, stamps=found.stamps)
+    return {run_id: found.rows for run_id, found in written.items()}
 
 
 @dataclass(slots=True)
 class _Written:
-    """What the executors wrote of one recording."""
+    """The files of one recording that the executors wrote."""
 
     rows: int = 0
     stamps: dict[str, FileStamp] = field(default_factory=dict)
 
 
 def _write_rows(session: SparkSession, files: list[Path], by: Rewriter) -> dict[tuple[int, int], _Written]:
-    """What each recording has, once it is written."""
-    from pyspark.sql import functions  # noqa: PLC0415 - only who uses Spark pays for it
+    """Write all rows, and return the files of each recording."""
+    from pyspark.sql import functions  # noqa: PLC0415 - load pyspark only if it is used
 
-    def write(table: pa.Table) -> pa.Table:  # Spark looks at the hints
+    def write(table: pa.Table) -> pa.Table:  # Spark reads the type hints
         return by.write(table)
 
     columns = [functions.col(called).alias(name) for name, called in by.columns.items()]
     frame = session.read.parquet(*(str(path.absolute()) for path in files)).select(*columns)
     found: dict[tuple[int, int], _Written] = {}
     place = functions.expr(f"floor(slot / {by.range_slots})").alias("range")
-    for row in frame.groupBy("member", stored("life"), place).applyInArrow(write, _WRITTEN_COLUMNS).collect():
-        who = (row["member"], row["life"])
+    for row in frame.groupBy("member", "recorder_incarnation", place).applyInArrow(write, _WRITTEN_COLUMNS).collect():
+        run_id = (row["member"], row["incarnation"])
         if row["rows"] < 0:
-            what = f"has rows of member {who[0]} that are not of run {by.meta.run} and group {by.meta.group}"
+            what = f"has rows of member {run_id[0]} that are not of run {by.meta.run} and group {by.meta.group}"
             raise TraceDamaged(files[0].parent, what)
-        of = found.setdefault(who, _Written())
+        of = found.setdefault(run_id, _Written())
         of.rows += row["rows"]
         of.stamps[row["file"]] = FileStamp(row["bytes"], row["sha256"])
     return found
@@ -150,37 +149,39 @@ class Rewriter:
     meta: RunMeta
     range_slots: int
     version: int
-    """The schema version of the rows that it is given."""
+    """The schema version of the source rows."""
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that it is given, and what they are called in the source."""
+        """The columns of the rows, and their names in the source."""
         names = SCHEMA.names if self.version == SCHEMA_VERSION else version_1.NAMES
-        called = names if self.version == SCHEMA_VERSION else version_1.called(names)
+        called = names if self.version == SCHEMA_VERSION else version_1.stored_names(names)
         return dict(zip(names, called, strict=True))
 
     def write(self, table: Any) -> Any:
-        """One file: the rows of one member, life and range, in the order of what happened.
+        """Write one file: the rows of one member, incarnation and range, in the order of recording.
 
         A row that says what was written; -1 rows if they are not of this run.
         """
         run, group = self.meta.run, self.meta.group
         if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
-            return _said(table["member"][0].as_py(), table[stored("life")][0].as_py(), -1, "", FileStamp(0, ""))
+            return _written_file(
+                table["member"][0].as_py(), table["recorder_incarnation"][0].as_py(), -1, "", FileStamp(0, "")
+            )
         rows = from_arrow(_to_trace_schema(table), f"run {run}, group {group}")
         rows = _sorted_by_time(rows if self.version == SCHEMA_VERSION else version_1.upgraded(rows))
-        member, life = int(rows.member[0]), int(rows.life[0])
+        member, incarnation = int(rows.member[0]), int(rows.recorder_incarnation[0])
         folder = member_folder(self.out, run, group, member)
         folder.mkdir(parents=True, exist_ok=True)
-        path = part_path(folder, int(rows.slot[0]), self.range_slots, life, 0)
-        return _said(member, life, len(rows), path.name, write_part(path, rows, run, group))
+        path = part_path(folder, int(rows.slot[0]), self.range_slots, incarnation, 0)
+        return _written_file(member, incarnation, len(rows), path.name, write_part(path, rows, run, group))
 
 
-def _said(member: int, life: int, rows: int, file: str, known: FileStamp) -> Any:
+def _written_file(member: int, incarnation: int, rows: int, file: str, known: FileStamp) -> Any:
     return pa.table(
         {
             "member": pa.array([member], pa.int32()),
-            "life": [life],
+            "incarnation": [incarnation],
             "rows": [rows],
             "file": [file],
             "bytes": [known.size_bytes],
@@ -190,7 +191,7 @@ def _said(member: int, life: int, rows: int, file: str, known: FileStamp) -> Any
 
 
 def _to_trace_schema(table: Any) -> Any:
-    """Spark gives plain words for codes."""
+    """The table with dictionary columns, since Spark returns plain words."""
     fields = [field for field in SCHEMA if field.name in table.column_names]
     columns = []
     for known in fields:
@@ -206,7 +207,7 @@ def _sorted_by_time(rows: Rows) -> Rows:
 
 
 def _rows_on_disk(folder: Path, incarnation: int) -> tuple[int, tuple[int, int] | None]:
-    """How many rows of a recording were written, and when they happened."""
+    """The number of rows of a recording on disk, and their time range."""
     told = [read_footer(path) for path in folder.glob(f"slots-*.{incarnation}.*.parquet")]
     times = [when for _, when in told if when is not None]
     within = (min(first for first, _ in times), max(last for _, last in times)) if times else None
@@ -214,39 +215,41 @@ def _rows_on_disk(folder: Path, incarnation: int) -> tuple[int, tuple[int, int] 
 
 
 def _closed_recordings(source: Path) -> list[tuple[int, int]]:
-    """The recordings that the source says were closed, each a member's life."""
+    """The closed recordings of the source, as (member, incarnation)."""
     found = []
     for path in sorted(source.glob("member=*/end.*.json")):
-        member, life = path.parent.name.removeprefix("member="), path.name.split(".")[1]
-        if member.lstrip("-").isdigit() and life.isdigit():
-            found.append((int(member), int(life)))
+        member, incarnation = path.parent.name.removeprefix("member="), path.name.split(".")[1]
+        if member.lstrip("-").isdigit() and incarnation.isdigit():
+            found.append((int(member), int(incarnation)))
     return found
 
 
 def _recording_end(source: Path, member: int, incarnation: int, rows: int, closed: bool) -> tuple[int, bool]:
-    """How many rows a recording dropped, and whether it was closed."""
+    """The number of rows that a recording dropped, and whether it was closed."""
     path = end_path(source / f"member={member}", incarnation)
     if not path.exists():
         return 0, closed
     ended = read_json(path)
     if ended.get("rows") != rows:
-        raise TraceDamaged(path.parent, f"{ended.get('rows')} rows were written, {rows} are there")
+        raise TraceDamaged(path.parent, f"{ended.get('rows')} rows were written, but {rows} are there")
     return int(ended.get("dropped", 0)), True
 
 
 def _version(path: Path) -> int:
-    """The schema version of a file; one that this release does not read, or that is not of a trace, is refused."""
+    """The schema version of a file; raises `TraceDamaged` if it is not a trace file that this release reads."""
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
-    # What other tools wrote has no version: its columns decide.
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
+    # Files of other tools have no version; their columns decide.
     if VERSION_KEY in (schema.metadata or {}):
         version = file_version(path, schema.metadata)
     else:
-        version = version_1.VERSION if version_1.called([stored("life")])[0] in schema.names else SCHEMA_VERSION
-    names = SCHEMA.names if version == SCHEMA_VERSION else version_1.called(version_1.NAMES)
+        version = (
+            version_1.VERSION if version_1.stored_names(["recorder_incarnation"])[0] in schema.names else SCHEMA_VERSION
+        )
+    names = SCHEMA.names if version == SCHEMA_VERSION else version_1.stored_names(version_1.NAMES)
     missing = [name for name in names if name not in schema.names]
     if missing:
-        raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+        raise TraceDamaged(path, f"lacks the columns {', '.join(missing)}")
     return version

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 LOCAL_MASTER = "local[*]"
 _CONNECT_PORT = 15002
-"""Where a Spark Connect server listens unless told."""
+"""The default port of a Spark Connect server."""
 _CONNECT_TIMEOUT_S = 10
-"""So long a master or a server may take to answer."""
+"""How long a master or a server may take to answer."""
 _MASTERS = "none, local, local[N], yarn, k8s://…, spark://HOST:PORT or sc://HOST:PORT"
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+|sc://.+")
 _MACHINE_ERRORS = (

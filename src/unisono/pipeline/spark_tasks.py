@@ -1,4 +1,4 @@
-"""What a verification does with the rows of some files, in a task of Spark or in this process."""
+"""The tasks of a verification: each reads the rows of some files, in a Spark task or in this process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from unisono.check.message_shards import MessageShard, RunContext, Said, ShardFinding, check_shard
-from unisono.check.rate_compliance import DeclaredRates, declared_rates
+from unisono.check.message_shards import MessageShard, RunContext, ShardFinding, VerdictSummary, check_shard
 from unisono.check.shard_summary import RangeSummary, summarize_range
+from unisono.check.timing import DeclaredRates, declared_rates
 from unisono.pipeline.distribute import run_on_spark
 from unisono.pipeline.session import parallelism
-from unisono.trace.layout import Layout, RangeFiles, read_range
-from unisono.trace.meta import RunMeta, TraceDamaged
+from unisono.trace.files import Layout, RangeFiles, read_range
+from unisono.trace.schema import RunMeta, TraceDamaged
 from unisono.trace.table import Rows, concatenated
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _TASKS_PER_CORE = 4
 
 
 class SparkTask(Protocol):
-    """Something to be done with the rows of some files."""
+    """A task that reads the rows of some files."""
 
     @property
     def rows(self) -> int:
@@ -30,19 +30,19 @@ class SparkTask(Protocol):
         ...
 
     def run(self) -> object:
-        """Read them; what was found."""
+        """Read the rows and return the result."""
         ...
 
 
 Outcome = object
-"""What a task found, or the damage that it met: that is an outcome, not a failure of the task."""
+"""The result of a task, or the damage that it found; damage does not make the task fail."""
 Runner = Callable[[Sequence[SparkTask]], list[Outcome]]
-"""Runs tasks; the outcomes in their order."""
+"""Runs tasks and returns their outcomes in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSummaryTask:
-    """One range of one run, to be surveyed."""
+    """Summarizes one range of one run."""
 
     run_number: int
     files: RangeFiles
@@ -56,7 +56,7 @@ class RangeSummaryTask:
         return self.files.rows
 
     def run(self) -> RangeSummary:
-        """Survey the range."""
+        """Summarize the range."""
         slots = self.files.first_slot, self.files.last_slot
         chosen = {"grade": self.grade, "bound_ns": self.bound_ns, "promised": self.promised}
         return summarize_range(read_range(self.files, checked=True), *slots, **chosen)  # type: ignore[arg-type]
@@ -64,16 +64,16 @@ class RangeSummaryTask:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One tile of one run, to be judged; with the tile before it, where that tells something."""
+    """Checks one message shard of one run, together with the previous shard where causal order is checked."""
 
     context: RunContext
-    nothing_found: dict[str, Said]
+    nothing_found: dict[str, VerdictSummary]
     shard: MessageShard
     files: tuple[RangeFiles, ...]
     previous: MessageShard | None
     previous_files: tuple[RangeFiles, ...]
     max_rows: int
-    """How many rows a tile may have."""
+    """The largest number of rows that a shard may have."""
 
     @property
     def rows(self) -> int:
@@ -81,7 +81,7 @@ class ShardTask:
         return sum(files.rows for files in (*self.files, *self.previous_files))
 
     def run(self) -> ShardFinding:
-        """Judge the tile."""
+        """Check the shard."""
         try:
             own = shard_rows(self.shard, self.files, self.max_rows)
             previous = None if self.previous is None else shard_rows(self.previous, self.previous_files, self.max_rows)
@@ -91,11 +91,11 @@ class ShardTask:
 
 
 class _ShardTooLarge(Exception):
-    """A tile has more rows than are held."""
+    """A shard has more rows than may be held."""
 
 
 def shard_rows(shard: MessageShard, files: Iterable[RangeFiles], max_rows: int | None = None) -> Rows:
-    """The sends and deliveries of a tile's messages, from the files that have them."""
+    """The sends and deliveries of a shard's messages, from the files that have them."""
     parts: list[Rows] = []
     for rows in (rows for one in files for rows in read_range(one)):
         parts.append(shard.select_rows(rows))
@@ -107,14 +107,14 @@ def shard_rows(shard: MessageShard, files: Iterable[RangeFiles], max_rows: int |
 def summary_task(
     meta: RunMeta, files: RangeFiles, grade: str | None, bound_ns: int | None, run_number: int = 0
 ) -> RangeSummaryTask:
-    """The survey of one range of a run."""
+    """The summary of one range of a run."""
     return RangeSummaryTask(run_number, files, grade, bound_ns, declared_rates(meta))
 
 
 def summarize_ranges(
     layout: Layout, runner: Runner, grade: str | None, bound_ns: int | None
 ) -> tuple[RangeSummary, ...]:
-    """The surveys of all ranges of a run; damage is raised."""
+    """The summaries of all ranges of a run; raises `TraceDamaged` if a task found damage."""
     kept = []
     for outcome in runner([summary_task(layout.meta, files, grade, bound_ns) for files in layout.ranges]):
         if isinstance(outcome, TraceDamaged):
@@ -132,12 +132,12 @@ def _run_task(task: SparkTask) -> Outcome:
 
 
 def in_process(tasks: Sequence[SparkTask]) -> list[Outcome]:
-    """The runner without Spark: one task after the other."""
+    """Run tasks without Spark, one after another."""
     return [_run_task(task) for task in tasks]
 
 
 def on_spark(session: SparkSession, tasks: Sequence[SparkTask]) -> list[Outcome]:
-    """The runner on Spark. Large and small ones are dealt out so that Spark's tasks are alike in size."""
+    """Run tasks on Spark, distributed so that all Spark tasks have about the same size."""
     if not tasks:
         return []
     count = min(len(tasks), parallelism(session) * _TASKS_PER_CORE)

@@ -1,7 +1,7 @@
 """`unisono verify`: every checker over recorded runs of any size, on Spark.
 
-One task surveys one range of slots of one run, reading the files of all its members; nothing is sorted, joined or
-shuffled between tasks. The driver merges the surveys, which are small, and reads the rows of suspect ranges alone.
+One task summarizes one range of slots of one run from the files of all its members; tasks need no common sort, join or
+shuffle. The driver merges the summaries, which are small, and reads only the rows of suspect ranges.
 """
 
 from __future__ import annotations
@@ -20,21 +20,27 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.pipeline.message_shards import RecordedRun, verify_in_shards
 from unisono.pipeline.priority_runs import verify_in_windows
 from unisono.pipeline.spark_tasks import Runner, in_process, on_spark, summarize_ranges, summary_task
-from unisono.trace.files import closed_time_range, find_groups
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout, layout, may_overlap, members_without_files, read_range
-from unisono.trace.meta import META_NAME, TraceDamaged, read_meta
+from unisono.trace.files import (
+    Layout,
+    closed_time_range,
+    find_groups,
+    layout,
+    may_overlap,
+    members_without_files,
+    read_range,
+)
+from unisono.trace.schema import META_NAME, EventKind, TraceDamaged, read_meta
 from unisono.trace.table import Rows, Trace, concatenated
 
 _MAX_NAMED_RUNS = 3
-"""So many runs are named where none is the one that was asked for."""
+"""At most this many runs are named in the error if the requested one does not exist."""
 
 __all__ = ["RunReport", "in_process", "on_spark", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What was found of one run of one group."""
+    """The verdicts on one run of one group."""
 
     folder: str
     run: str
@@ -44,7 +50,7 @@ class RunReport:
 
     @property
     def status(self) -> Status:
-        """Of the run as a whole."""
+        """The overall status of the run."""
         return overall(self.verdicts)
 
 
@@ -93,7 +99,8 @@ def verify(
     tasks = [
         summary_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)
-        if plan.meta.order not in PRIORITY_ORDERS  # sends and deliveries are numbered apart there: all would be edges
+        if plan.meta.order
+        not in PRIORITY_ORDERS  # its sends and deliveries have different slots, so all would cross ranges
         for files in plan.ranges
     ]
     outcomes = dict(zip(((task.run_number, task.files) for task in tasks), runner(tasks), strict=True))
@@ -105,7 +112,7 @@ def verify(
             else:
                 found = [outcomes[number, files] for files in plan.ranges]
                 verdicts = _verify_summaries(plan, found, runner, bound_ns, (max_suspect_rows, max_whole_rows))
-        except TraceDamaged as damage:  # found only when whole rows were read, or since the survey
+        except TraceDamaged as damage:  # found only when whole rows are read, or damaged after the summary
             verdicts = _damaged_verdict(damage)
         reports.append(RunReport(plan.folder, plan.meta.run, plan.meta.group, plan.rows, verdicts))
     return sorted(reports, key=lambda report: report.folder)
@@ -150,11 +157,11 @@ def _verify_whole(plan: Layout, bound_ns: int | None) -> dict[str, Verdict]:
 
 
 def _require_all_members(plan: Layout, events: Rows) -> None:
-    """A member of whom there is no file must have been seen to crash."""
+    """Raise `TraceDamaged` if a member has no file and no CRASH row explains it."""
     silent = members_without_files(plan, frozenset(events.of_kind(EventKind.CRASH).sender.tolist()))
     if silent:
         names = ", ".join(map(str, silent))
-        raise TraceDamaged(plan.folder, f"no file of member {names}, which {META_NAME} names")
+        raise TraceDamaged(plan.folder, f"has no file of member {names}, which {META_NAME} lists")
 
 
 def _verify_priority(plan: Layout, bound_ns: int | None, runner: Runner, max_suspect_rows: int) -> dict[str, Verdict]:

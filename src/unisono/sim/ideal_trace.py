@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from unisono.model.events import QueueStep
 from unisono.sim.ideal_views import IdealGroup, Peer
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
 STEP_NS = 1_000
@@ -23,7 +22,12 @@ def ideal_trace(group: IdealGroup) -> Trace:
         if peer.outcome == "crashed":
             slot, at = peer.first_position + len(peer.consumed), peer.ended_at_step * STEP_NS
             observer.event(
-                EventKind.CRASH, slot=slot, real_ns=at, local_ns=at, subject=peer.member, incarnation=peer.incarnation
+                EventKind.CRASH,
+                slot=slot,
+                real_ns=at,
+                local_ns=at,
+                subject=peer.member,
+                subject_incarnation=peer.incarnation,
             )
     meta = RunMeta(
         run="ideal",
@@ -41,7 +45,7 @@ def ideal_trace(group: IdealGroup) -> Trace:
 
 
 def _record(memory: MemoryTrace, peer: Peer) -> None:
-    recorder = memory.recorder(peer.member, life=peer.incarnation)
+    recorder = memory.recorder(peer.member, incarnation=peer.incarnation)
     began, first = peer.started_at_step * STEP_NS, peer.first_position
     recorder.event(EventKind.START, slot=first, real_ns=began, local_ns=began)
     for at_step, view, origins in peer.views:
@@ -64,7 +68,7 @@ def _record(memory: MemoryTrace, peer: Peer) -> None:
         elif note.kind == "deliver":
             recorder.delivered(
                 sender=ref.sender,
-                incarnation=ref.incarnation,
+                sender_incarnation=ref.incarnation,
                 first_sequence=ref.sequence,
                 count=1,
                 sizes=size,

@@ -31,8 +31,8 @@ from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk
 from unisono.stack import carry_out
 from unisono.trace.event_rows import EventRecorder
-from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Recorder
+from unisono.trace.schema import EventKind
 
 NEVER = 1 << 63
 SUBMIT_BATCH_MESSAGES = 1024
@@ -263,7 +263,7 @@ class SimulatedMember:
                 real_ns=now,
                 local_ns=local,
                 subject=self.member,
-                incarnation=self.incarnation,
+                subject_incarnation=self.incarnation,
             )
 
     def restarted(self, stack: Machine, recorder: Recorder | None) -> Self:

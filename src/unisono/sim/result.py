@@ -8,8 +8,8 @@ from functools import cached_property
 from unisono.model.events import Violation
 from unisono.model.scenario import Scenario
 from unisono.sim.traffic import MemberTraffic
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import RunMeta
 from unisono.trace.table import Trace
 
 

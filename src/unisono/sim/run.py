@@ -40,8 +40,8 @@ from unisono.sim.result import Result
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack, build
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import RunMeta
 
 DRAIN_DELTAS = 100
 """So many times Δ are left for views to change and messages to be queued after the last was sent."""

@@ -23,8 +23,8 @@ from unisono.sim.pulling_member import PullingMember
 from unisono.sim.routed_member import RoutedMember
 from unisono.sim.traffic import TrafficLedger
 from unisono.stack import Stack
-from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER
 
 ScheduledEvent: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
 """(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""
@@ -107,7 +107,7 @@ class World:
         """
         if member in self.members:
             raise InvalidOption("members", f"member {member} is in the world already")
-        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=incarnation)
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, incarnation=incarnation)
         setup = MemberSetup(timing, workload or silent(), bound_ns, disk, consume_ns, priorities, routes)
         kind: type[SimulatedMember] = SimulatedMember
         if isinstance(stack, Stack) and stack.application_pulls:
@@ -163,7 +163,7 @@ class World:
         if old.up:
             return
         incarnation = old.incarnation + 1
-        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=incarnation)
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, incarnation=incarnation)
         restarted = self.members[member] = old.restarted(build(incarnation), recorder)
         self._routes.clear()
         restarted.start(now, None)

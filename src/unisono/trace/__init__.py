@@ -1,7 +1,8 @@
-"""The one row schema of what a run sent and delivered, its recorders, and its Parquet files.
+"""Traces: the record of what a run sent and delivered.
 
-Here live the schema, the recorders that simulator and runtime write through, the background writer and the
-columnar `Trace` that checkers read. No protocol, and no judgement about what a trace shows: that is `check`.
-May import `unisono.model`, numpy and pyarrow; `kinds`, `meta` and `recorder` need neither numpy nor pyarrow,
-so that a run without a trace does not load them. Tests: tests/unit/test_trace*.py.
+`schema` defines rows and run parameters, `recorder` turns a member's events into rows (for simulator and runtime),
+`table` holds rows as numpy columns, `arrow` and `files` store them as Parquet, `metrics` stores metric rows. This
+package contains no protocol and does not check what a trace shows; `check` does that.
+May import `unisono.model`, numpy and pyarrow. `schema` and `recorder` need neither numpy nor pyarrow, so a run without
+a trace does not load them. Tests: tests/unit/test_trace*.py.
 """

@@ -18,8 +18,8 @@ from unisono.model.events import (
     ViewChange,
     Violation,
 )
-from unisono.trace.kinds import EventKind
-from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, told_extras, view_extras
+from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, report_extras, view_extras
+from unisono.trace.schema import EventKind
 
 
 class EventRecorder:
@@ -78,7 +78,7 @@ class EventRecorder:
             case Violation() | Notice():
                 kind = EventKind.VIOLATION if isinstance(event, Violation) else EventKind.NOTICE
                 slot = self._slot_of(local_ns) if event.slot is None else event.slot
-                self._row(kind, slot, real_ns, local_ns, told_extras(event), subject=event.member)
+                self._row(kind, slot, real_ns, local_ns, report_extras(event), subject=event.member)
                 if isinstance(event, Rejoining):
                     self._begin_incarnation(event, real_ns, local_ns)
             case LeaveComplete():
@@ -94,7 +94,7 @@ class EventRecorder:
     def _record_batch(self, batch: Batch, real_ns: int, local_ns: int) -> None:
         self._recorder.delivered(
             sender=batch.sender,
-            incarnation=batch.incarnation,
+            sender_incarnation=batch.incarnation,
             first_sequence=batch.first_sequence,
             count=batch.count,
             sizes=batch.sizes(),
@@ -138,6 +138,6 @@ class EventRecorder:
             real_ns=real_ns,
             local_ns=local_ns,
             subject=subject,
-            incarnation=incarnation,
+            subject_incarnation=incarnation,
             extras=extras,
         )

@@ -1,13 +1,20 @@
-"""Parquet files of a trace, by member and by range of slots: a range can be checked without a shuffle.
+"""The Parquet files of a trace: names, writing, reading, and the background writer of a running member.
 
     DIR/run=R/group=G/meta.json
-    DIR/run=R/group=G/member=M/slots-FIRST-LAST.LIFE.N.parquet     rows in the order of recording
-    DIR/run=R/group=G/member=M/end.LIFE.json                       written when the recording was closed
+    DIR/run=R/group=G/member=M/slots-FIRST-LAST.INCARNATION.N.parquet    rows in the order of recording
+    DIR/run=R/group=G/member=M/end.INCARNATION.json                      written when the recording was closed
 
-LIFE is the recorder's incarnation. The end mark has the size and the SHA-256 of each file of the recording.
+INCARNATION is the recorder's incarnation. Slot ranges are aligned (FIRST is a multiple of the range's length), so the
+same range has the same name at every member, and one range can be checked without a shuffle. The end record has the
+number of rows, and the size and the SHA-256 of each file of the recording.
 
-Ranges are aligned (FIRST is a multiple of the range's length): the same range has the same name at each
-member.
+Writing: `write_trace` writes a whole trace. `ParquetWriter` writes one member's recording from its own thread, so
+delivery never waits for a disk: `put` appends to a bounded queue and returns. If the queue is full, the writer drops
+the rows, counts them, and says so in the end record.
+
+Reading: `read_trace` reads a whole trace. `layout` lists the files by range of slots without reading rows, and
+`read_range` reads the rows of one range. Damaged files raise `TraceDamaged`: `layout` finds by the same rules as
+`read_trace` what names, end records and footers show, and `read_range` finds the rest.
 """
 
 from __future__ import annotations
@@ -15,28 +22,31 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
+import threading
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unisono.trace import version_1
-from unisono.trace.kinds import (
+from unisono.trace.arrow import ABSENT_LISTS_KEY, LISTS, SCHEMA, VERSION_KEY, codes_and_words, from_arrow, to_arrow
+from unisono.trace.recorder import COUNT_INDEX, SLOT_INDEX, Extras, PackedRows, Recorder
+from unisono.trace.schema import (
     ABSENT,
-    CODED,
-    MESSAGE_KINDS,
-    NULLABLE_NUMBER_COLUMNS,
+    META_NAME,
     NUMBER_COLUMNS,
     SCHEMA_VERSION,
     EventKind,
-    stored,
-)
-from unisono.trace.meta import (
-    META_NAME,
     RunMeta,
     TraceDamaged,
     check_version,
@@ -46,49 +56,48 @@ from unisono.trace.meta import (
     write_json,
     write_meta,
 )
-from unisono.trace.schema import ABSENT_LISTS_KEY, LISTS, SCHEMA, VERSION_KEY
-from unisono.trace.table import KIND_NAMES, MemberLog, Rows, Trace, concatenated, constant, encode
+from unisono.trace.table import MemberLog, Rows, Trace, concatenated, expand_rows
 
 RANGE_SLOTS: Final = 4096
 
 PART_NAME = re.compile(r"slots-(-?\d+)-(-?\d+)\.(\d+)\.(\d+)\.parquet")
 _GROWING: Final = ("sequence", "slot", "place", "index", "real_ns", "local_ns")
-"""Columns that grow from row to row: as differences they are a third of the size, and written and read in half the
-time that dictionaries take."""
+"""Columns that grow from row to row. Delta encoding stores them in a third of the size of dictionaries, and halves the
+time to write and read them."""
 _END_NAME = re.compile(r"end\.(\d+)\.json")
 
 
 def member_folder(directory: str | os.PathLike[str], run: str, group: str, member: int) -> Path:
-    """Where one member's files are."""
+    """The folder of one member's files."""
     return group_folder(directory, run, group) / f"member={member}"
 
 
-def part_path(folder: Path, slot: int, range_slots: int, life: int, number: int) -> Path:
-    """The name of a part: the aligned range of slots that `slot` is in, the life, and the part's number."""
+def part_path(folder: Path, slot: int, range_slots: int, incarnation: int, number: int) -> Path:
+    """The path of a part: named by the aligned range that contains `slot`, the incarnation, and the part's number."""
     first = slot // range_slots * range_slots
-    return folder / f"slots-{first}-{first + range_slots - 1}.{life}.{number}.parquet"
+    return folder / f"slots-{first}-{first + range_slots - 1}.{incarnation}.{number}.parquet"
 
 
-def end_path(folder: Path, life: int) -> Path:
-    """The record of a closed recording."""
-    return folder / f"end.{life}.json"
+def end_path(folder: Path, incarnation: int) -> Path:
+    """The path of the record that a recording was closed."""
+    return folder / f"end.{incarnation}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """The size and the hash that a file had when it was written."""
+    """The size and the hash of a file when it was written."""
 
     size_bytes: int
     sha256: str
 
     def check(self, path: str | os.PathLike[str]) -> None:
-        """Refuse a file that has changed since."""
+        """Raise `TraceDamaged` if the file has changed since."""
         if (now := stamp(path)) != self:
             raise TraceDamaged(path, f"has changed since it was written: {now.size_bytes} bytes, SHA-256 {now.sha256}")
 
 
 Stamps: TypeAlias = Mapping[str, FileStamp]
-"""By name, the files of a member's recording."""
+"""The files of a member's recording, by name."""
 
 
 def stamp(path: str | os.PathLike[str]) -> FileStamp:
@@ -102,7 +111,7 @@ def stamp(path: str | os.PathLike[str]) -> FileStamp:
 
 def write_end(
     folder: Path,
-    life: int,
+    incarnation: int,
     *,
     rows: int,
     dropped: int,
@@ -110,10 +119,10 @@ def write_end(
     time_range: tuple[int, int] | None = None,
     stamps: Stamps | None = None,
 ) -> None:
-    """Say that a recording was closed, how many rows it wrote and how many it had to drop.
+    """Record that a recording was closed, how many rows it wrote and how many it dropped.
 
-    `times` are the first and the last `real_ns` in it: who looks for another time need open none of its files.
-    `stamps` are those of all its files.
+    `time_range` is the first and the last `real_ns` in it, so a reader that looks for another time need not open its
+    files. `stamps` covers all its files.
     """
     ended: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
     if time_range is not None:
@@ -122,11 +131,11 @@ def write_end(
         ended["files"] = {
             name: {"bytes": known.size_bytes, "sha256": known.sha256} for name, known in sorted(stamps.items())
         }
-    write_json(end_path(folder, life), ended)
+    write_json(end_path(folder, incarnation), ended)
 
 
 def write_part(path: Path, rows: Rows, run: str, group: str) -> FileStamp:
-    """Write one file under a temporary name, then rename: no truncated file ever has a final name."""
+    """Write one file under a temporary name, then rename it, so a truncated file never has a final name."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         pq.write_table(
@@ -144,26 +153,26 @@ def write_part(path: Path, rows: Rows, run: str, group: str) -> FileStamp:
 
 
 def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots: int = RANGE_SLOTS) -> Path:
-    """Write a whole trace in the layout above; gives the group's folder."""
+    """Write a whole trace and return the group's folder."""
     run, group = trace.meta.run, trace.meta.group
     meta_path = write_meta(directory, trace.meta)
     for log in trace.logs:
         folder = member_folder(directory, run, group, log.member)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = trace.select((trace.member == log.member) & (trace.life == log.life))
+        rows = trace.select((trace.member == log.member) & (trace.recorder_incarnation == log.incarnation))
         ranges = rows.slot // range_slots
         stamps: dict[str, FileStamp] = {}
         for number in np.unique(ranges).tolist():
-            path = part_path(folder, number * range_slots, range_slots, log.life, 0)
+            path = part_path(folder, number * range_slots, range_slots, log.incarnation, 0)
             stamps[path.name] = write_part(path, rows.select(ranges == number), run, group)
         if log.closed:
             times = (int(rows.real_ns.min()), int(rows.real_ns.max())) if len(rows) else None
-            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, time_range=times, stamps=stamps)
+            write_end(folder, log.incarnation, rows=len(rows), dropped=log.dropped, time_range=times, stamps=stamps)
     return meta_path.parent
 
 
 def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: str | None = None) -> Trace:
-    """Read a recorded trace: `path` is a group's folder, or one above it where `run` and `group` choose."""
+    """Read a recorded trace. `path` is a group's folder, or a folder above it with `run` and `group` to choose one."""
     folder = find_group(path, run, group)
     meta = read_meta(folder / META_NAME)
     parts: list[Rows] = []
@@ -174,10 +183,11 @@ def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: s
         logs += member_logs
     rows = concatenated(parts)
     crashed = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
-    silent = sorted(set(meta.members) - {log.member for log in logs} - crashed)
-    if silent:
-        raise TraceDamaged(folder, f"no file of member {', '.join(map(str, silent))}, which {META_NAME} names")
-    return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.life)))
+    without_files = sorted(set(meta.members) - {log.member for log in logs} - crashed)
+    if without_files:
+        names = ", ".join(map(str, without_files))
+        raise TraceDamaged(folder, f"has no file of member {names}, which {META_NAME} lists")
+    return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.incarnation)))
 
 
 def find_group(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Path:
@@ -188,120 +198,138 @@ def find_group(path: str | os.PathLike[str], run: str | None = None, group: str 
         metas = [(folder, read_meta(folder / META_NAME)) for folder in found]
         found = [f for f, m in metas if run in (None, m.run) and group in (None, m.group)]
     if not found:
-        raise TraceDamaged(root, f"has no run {run or ''} of a group {group or ''}")
+        raise TraceDamaged(root, f"has no trace of run {run or '(any)'} and group {group or '(any)'}")
     if len(found) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in found[:5])
-        raise TraceDamaged(root, f"holds {len(found)} runs or groups, name one of them: {names}")
+        raise TraceDamaged(root, f"holds {len(found)} runs or groups; name one of them: {names}")
     return found[0]
 
 
 def find_groups(path: str | os.PathLike[str]) -> list[Path]:
-    """Every folder at or below `path` that has a `meta.json`: a run of a group each."""
+    """Every folder at or below `path` that has a `meta.json`. Each is one run of one group."""
     root = Path(path)
     if not root.is_dir():
-        raise TraceDamaged(root, "is no folder; one of `demo --out` or `simulate --trace`, or one above, is needed")
+        raise TraceDamaged(root, "is not a folder; give a folder written by `demo --out` or `simulate --trace`")
     found = sorted(meta.parent for pattern in ("", "*/", "*/*/") for meta in root.glob(pattern + META_NAME))
     if not found:
-        raise TraceDamaged(root, f"no {META_NAME} here or below: no run was recorded here")
+        raise TraceDamaged(root, f"has no {META_NAME} in it or below it, so no run was recorded here")
     return found
 
 
 def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[MemberLog]]:
-    member_text = folder.name.removeprefix("member=")
-    if not re.fullmatch(r"-?\d+", member_text):
-        raise TraceDamaged(folder, "the folder's name does not end in a member's number")
-    member = int(member_text)
+    member = _member_of_folder(folder)
     counts: dict[int, int] = {}
     stamps = read_stamps(folder)
     parts = []
     for path in sorted(folder.glob("*.parquet")):
-        named = PART_NAME.fullmatch(path.name)
-        if not named:
-            raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
-        first, last, life = (int(text) for text in named.groups()[:3])
+        first, last, incarnation = _parsed_part_name(path)
         if path.name in stamps:
             stamps[path.name].check(path)
         rows = read_part(path, meta.run, meta.group)
-        if len(rows) and not ((rows.member == member).all() and (rows.life == life).all()):
-            raise TraceDamaged(path, f"has rows of another member or life than {member}.{life}")
+        if len(rows) and not ((rows.member == member).all() and (rows.recorder_incarnation == incarnation).all()):
+            raise TraceDamaged(path, f"has rows that are not of member {member}, incarnation {incarnation}")
         if len(rows) and not (first <= rows.slot.min() and rows.slot.max() <= last):
             raise TraceDamaged(path, f"has rows of slots outside {first} to {last}")
-        counts[life] = counts.get(life, 0) + len(rows)
+        counts[incarnation] = counts.get(incarnation, 0) + len(rows)
         parts.append(rows)
     return parts, closed_logs(folder, member, counts)
 
 
+def _member_of_folder(folder: Path) -> int:
+    text = folder.name.removeprefix("member=")
+    if not re.fullmatch(r"-?\d+", text):
+        raise TraceDamaged(folder, "the folder's name does not end in a member's number")
+    return int(text)
+
+
+def _parsed_part_name(path: Path) -> tuple[int, int, int]:
+    """The first slot, the last slot and the incarnation in the name of a part."""
+    named = PART_NAME.fullmatch(path.name)
+    if not named:
+        raise TraceDamaged(path, "is not named slots-FIRST-LAST.INCARNATION.N.parquet")
+    return int(named[1]), int(named[2]), int(named[3])
+
+
 def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[MemberLog]:
-    """What is known of a member's recordings, each of which has `counts` rows; refused if those are not all."""
+    """The state of a member's recordings, given the number of rows found of each incarnation.
+
+    Raises `TraceDamaged` if a closed recording lacks rows.
+    """
     logs = []
     ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END_NAME.fullmatch(path.name))}
-    for life in sorted(counts.keys() | ends.keys()):
-        if life not in ends:
-            logs.append(MemberLog(member, life, closed=False))
+    for incarnation in sorted(counts.keys() | ends.keys()):
+        if incarnation not in ends:
+            logs.append(MemberLog(member, incarnation, closed=False))
             continue
-        ended = read_json(ends[life])
-        check_version(ends[life], ended.get("schema_version"))
+        ended = read_json(ends[incarnation])
+        check_version(ends[incarnation], ended.get("schema_version"))
         written, dropped = ended.get("rows"), ended.get("dropped")
         if not isinstance(written, int) or not isinstance(dropped, int):
-            raise TraceDamaged(ends[life], "the fields rows and dropped must be numbers")
-        if written != counts.get(life, 0):
-            raise TraceDamaged(folder, f"{written} rows were written, {counts.get(life, 0)} are there")
-        logs.append(MemberLog(member, life, closed=True, dropped=dropped))
+            raise TraceDamaged(ends[incarnation], "the fields rows and dropped must be numbers")
+        if written != counts.get(incarnation, 0):
+            raise TraceDamaged(folder, f"{written} rows were written, but {counts.get(incarnation, 0)} are there")
+        logs.append(MemberLog(member, incarnation, closed=True, dropped=dropped))
     return logs
 
 
 def read_stamps(folder: Path) -> dict[str, FileStamp]:
-    """What the end marks in a member's folder say of its files; a missing file, or one of another size, is refused."""
+    """The stamps in the end records of a member's folder.
+
+    Raises `TraceDamaged` for a file that is missing or has another size.
+    """
     found: dict[str, FileStamp] = {}
     for path in sorted(path for path in folder.iterdir() if _END_NAME.fullmatch(path.name)):
         files = read_json(path).get("files", {})
         try:
             found |= {name: FileStamp(int(known["bytes"]), str(known["sha256"])) for name, known in files.items()}
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise TraceDamaged(path, "the field files must have the size and the hash of each file") from None
+            raise TraceDamaged(path, "the field files must have the fields bytes and sha256 for each file") from None
     for name, known in found.items():
         path = folder / name
         if not path.is_file():
-            raise TraceDamaged(path, "is missing; its recording was closed with it")
+            raise TraceDamaged(path, "is missing, but the end record of its recording lists it")
         if path.stat().st_size != known.size_bytes:
-            raise TraceDamaged(path, f"has {path.stat().st_size} bytes, {known.size_bytes} were written")
+            raise TraceDamaged(path, f"has {path.stat().st_size} bytes, but {known.size_bytes} were written")
     return found
 
 
 def closed_time_range(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """The first and the last `real_ns` of a group's run, if all its recordings were closed and say so; else None."""
+    """The first and the last `real_ns` of a group's run if the end records of all recordings say so, else None."""
     times: list[tuple[int, int]] = []
     for member in Path(folder).glob("member=*"):
-        lives = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
+        incarnations = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
         ends = {named[1]: path for path in member.iterdir() if (named := _END_NAME.fullmatch(path.name))}
-        for life in lives | ends.keys():
-            ended = read_json(ends[life]) if life in ends else {}
+        for incarnation in incarnations | ends.keys():
+            ended = read_json(ends[incarnation]) if incarnation in ends else {}
             first, last = ended.get("first_ns"), ended.get("last_ns")
             if isinstance(first, int) and isinstance(last, int):
                 times.append((first, last))
-            elif ended.get("rows") != 0 or life in lives:
+            elif ended.get("rows") != 0 or incarnation in incarnations:
                 return None
     return (min(first for first, _ in times), max(last for _, last in times)) if times else None
 
 
 def read_part(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Rows:
-    """The rows of one file, of this run and group."""
+    """The rows of one file. Raises `TraceDamaged` if it has rows of another run or group."""
     version, table = _read_table(path, SCHEMA.names)
     for name, expected in (("run", run), ("group", group)):
-        words = set(_codes_and_words(table[name])[1])
+        words = set(codes_and_words(table[name])[1])
         if expected is not None and not words <= {expected}:
-            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
+            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}; expected only {expected}")
     rows = from_arrow(table, path)
     return rows if version == SCHEMA_VERSION else version_1.upgraded(rows)
 
 
 def read_columns(
-    path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, life: int
+    path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, recorder_incarnation: int
 ) -> Rows:
-    """Some columns of one file of a member's life; those not named are as if null. Rows of others are refused."""
-    constants = {stored("member"): member, stored("life"): life}
+    """Some columns of one file; the others are null.
+
+    Raises `TraceDamaged` if the file has rows of another run, group, member or incarnation.
+    """
+    constants = {"member": member, "recorder_incarnation": recorder_incarnation}
     expected: dict[str, str | int] = {"run": run, "group": group, **constants}
-    version, table = _read_table(path, [stored(name) for name in names], constants, expected)
+    version, table = _read_table(path, list(names), constants, expected)
     rows = from_arrow(table, path, constants)
     return rows if version == SCHEMA_VERSION else version_1.upgraded(rows)
 
@@ -312,42 +340,44 @@ def _read_table(
     constants: dict[str, int] | None = None,
     expected: Mapping[str, str | int] | None = None,
 ) -> tuple[int, Any]:
-    """The version and columns of a file; those that are alike in all rows are not read if `constants` takes them.
+    """The schema version and some columns of a file.
 
-    `expected` columns must have that value in all rows. Statistics spare reading these and those that are alike. Names
-    are those of the present schema; of a file of version 1 the columns that its notes are upgraded to are missing.
+    `expected` columns must have the given value in all rows. If `constants` is given, columns that have one value in
+    all rows are added to it and not read; the file's statistics tell which. `names` are those of the present schema. A
+    file of version 1 lacks the columns that `version_1.upgraded` fills from its notes.
     """
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             version = file_version(path, schema.metadata)
-            there = SCHEMA.names if version == SCHEMA_VERSION else version_1.NAMES
+            known = SCHEMA.names if version == SCHEMA_VERSION else version_1.NAMES
             if version != SCHEMA_VERSION:
-                names = [name for name in dict.fromkeys((*names, *version_1.NEEDED)) if name in there]
-            called = list if version == SCHEMA_VERSION else version_1.called
-            missing = [name for name in called(there) if name not in schema.names]
+                names = [name for name in dict.fromkeys((*names, *version_1.NEEDED)) if name in known]
+            stored_names = list if version == SCHEMA_VERSION else version_1.stored_names
+            missing = [name for name in stored_names(known) if name not in schema.names]
             if missing:
-                raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+                raise TraceDamaged(path, f"lacks the columns {', '.join(missing)}")
             for name, value in (expected or {}).items():
-                if not _has_only(file, called([name])[0], value):
-                    raise TraceDamaged(path, f"has rows of another {name} than {value}")
+                if not _has_only(file, stored_names([name])[0], value):
+                    raise TraceDamaged(path, f"has rows whose {name} is not {value}")
             if constants is not None:
                 constants |= _constant_columns(file, [name for name in names if name != "kind"], version)
                 names = [name for name in names if name not in constants]
-            table = file.read(columns=called(names), use_threads=False)
+            table = file.read(columns=stored_names(names), use_threads=False)
     except FileNotFoundError as error:
-        raise TraceDamaged(path, "is not there; on a cluster every machine needs the folder under this path") from error
+        text = "is missing; on a cluster, every machine needs access to the folder under this path"
+        raise TraceDamaged(path, text) from error
     except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
     try:
-        table = table.select(called(names)).rename_columns(names)
+        table = table.select(stored_names(names)).rename_columns(names)
         return version, table.cast(pa.schema([SCHEMA.field(name) for name in names]))
     except (pa.ArrowException, ValueError) as error:
         raise TraceDamaged(path, f"has a column of the wrong type ({error})") from error
 
 
 def file_version(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes] | None) -> int:
-    """The schema version in the metadata of a Parquet file; refused if this release does not read it."""
+    """The schema version in the metadata of a Parquet file; raise `TraceDamaged` if this release cannot read it."""
     version = (metadata or {}).get(VERSION_KEY)
     return check_version(path, int(version) if version and version.isdigit() else version)
 
@@ -356,22 +386,23 @@ def _has_only(file: Any, name: str, value: str | int) -> bool:
     """Whether a column has this value in all rows of a file."""
     leaves = file.metadata.schema.names
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-    told = [group.column(leaves.index(name)).statistics for group in groups]
-    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in told) and all(
-        seen.min == seen.max == value and not seen.null_count for seen in told
+    statistics = [group.column(leaves.index(name)).statistics for group in groups]
+    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in statistics) and all(
+        seen.min == seen.max == value and not seen.null_count for seen in statistics
     ):
-        return True  # statistics prove it; that they do not proves nothing: some writers cut long words short
+        return True
+    # Other statistics prove nothing, since some writers truncate long words in them.
     return set(file.read(columns=[name], use_threads=False)[name].to_pylist()) <= {value}
 
 
 def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str, int]:
-    """Of these columns, those that have the same number, or no value, in all rows of a file."""
+    """Those of these columns that have the same number, or null, in all rows of a file."""
     schema = file.schema_arrow
     found = {name: ABSENT for name in _absent_lists(file) if name in names}
     if file.metadata.num_row_groups != 1:
         return found
-    called = names if version == SCHEMA_VERSION else version_1.called(names)
-    name_of = dict(zip(called, names, strict=True))
+    stored_names = names if version == SCHEMA_VERSION else version_1.stored_names(names)
+    name_of = dict(zip(stored_names, names, strict=True))
     group = file.metadata.row_group(0)
     for column in (group.column(number) for number in range(group.num_columns)):
         name, seen = name_of.get(column.path_in_schema), column.statistics
@@ -381,18 +412,16 @@ def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str
             continue
         if seen.null_count == group.num_rows and SCHEMA.field(name).nullable:
             found[name] = ABSENT
-        elif name in _NUMBERS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
+        elif name in NUMBER_COLUMNS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
             found[name] = int(seen.min)
     return found
 
 
-_NUMBERS: Final = {stored(name) for name in NUMBER_COLUMNS}
-
-
 def _absent_lists(file: Any) -> list[str]:
-    """The columns of lists that no row of a file has.
+    """The columns of lists that are null in all rows of a file.
 
-    Statistics count an empty list as null, so only who wrote the file can tell; they can refute it.
+    The file's metadata lists them. Statistics alone cannot show it, because they count an empty list as null, but they
+    can refute the metadata.
     """
     metadata = file.schema_arrow.metadata or {}
     names = metadata.get(ABSENT_LISTS_KEY, b"").decode().split(",")
@@ -405,112 +434,327 @@ def _absent_lists(file: Any) -> list[str]:
         for name in names
         if name in LISTS
     }
-    return [name for name, told in seen.items() if all(s is not None and not s.has_min_max for s in told)]
+    return [name for name, statistics in seen.items() if all(s is not None and not s.has_min_max for s in statistics)]
 
 
-def to_arrow(rows: Rows, run: str, group: str) -> Any:
-    """The rows as an Arrow table of the schema."""
-    zeros = np.zeros(len(rows), dtype=np.int32)
-    columns: dict[str, Any] = {
-        "run": _dictionary(zeros, (run,)),
-        "group": _dictionary(zeros, (group,)),
-        "kind": _dictionary(rows.kind, KIND_NAMES),
-    }
-    absent_lists = []
-    for name, table_name in CODED.items():
-        codes, values = getattr(rows, name), getattr(rows, table_name)
-        field = SCHEMA.field(name)
-        if not values or (codes == ABSENT).all():
-            columns[name] = pa.nulls(len(rows), field.type)
-            absent_lists += [name] if name in LISTS else []
-        elif name in LISTS:
-            lists = pa.array([list(value) for value in values], field.type)
-            columns[name] = lists.take(pa.array(codes, pa.int32(), mask=codes == ABSENT))
+SUMMARY_COLUMNS = (
+    *("kind", "sender", "sender_incarnation", "sequence", "slot", "place", "index", "real_ns"),
+    *("priority", "view", "grade", "destinations"),
+    *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
+)
+"""The columns that a shard summary reads; the path of the file says the member and the incarnation."""
+
+
+TimeRange = tuple[int, int]
+"""The first and the last `real_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """One Parquet file of a member's recording."""
+
+    path: str
+    """Absolute, since the reader may run in another folder."""
+    member: int
+    incarnation: int
+    rows: int
+    time_range: TimeRange | None
+    """From the file's footer; None if the footer lacks it."""
+    stamp: FileStamp | None = None
+    """From the end record; None if the recording was not closed or a release without stamps wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFiles:
+    """The files of one range of slots, of all members."""
+
+    first_slot: int
+    last_slot: int
+    parts: tuple[PartFile, ...]
+    run: str
+    group: str
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the files."""
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One run of one group on disk."""
+
+    folder: str
+    meta: RunMeta
+    logs: tuple[MemberLog, ...]
+    ranges: tuple[RangeFiles, ...]
+    """In the order of slots, without overlaps."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in all files."""
+        return sum(files.rows for files in self.ranges)
+
+    def may_contain(self, since_ns: int | None, until_ns: int | None) -> bool:
+        """Whether the run may have rows between these times. Decided by the footers, without reading rows."""
+        if since_ns is None and until_ns is None:
+            return True
+        parts = (part for files in self.ranges for part in files.parts if part.rows)
+        return any(may_overlap(part.time_range, since_ns, until_ns) for part in parts)
+
+
+def may_overlap(time_range: TimeRange | None, since_ns: int | None, until_ns: int | None) -> bool:
+    """Whether a time range, which may be unknown, can contain a time between `since_ns` and `until_ns`."""
+    if time_range is None:
+        return True
+    return (since_ns is None or time_range[1] >= since_ns) and (until_ns is None or time_range[0] <= until_ns)
+
+
+def layout(folder: str | Path) -> Layout:
+    """List the files in a group's folder."""
+    root = Path(folder)
+    meta = read_meta(root / META_NAME)
+    ranges: dict[tuple[int, int], list[PartFile]] = {}
+    logs: list[MemberLog] = []
+    for member_path in sorted(root.glob("member=*")):
+        member = _member_of_folder(member_path)
+        counts: dict[int, int] = {}
+        stamps = read_stamps(member_path)
+        for path in sorted(member_path.glob("*.parquet")):
+            first, last, incarnation = _parsed_part_name(path)
+            rows, times = read_footer(path)
+            counts[incarnation] = counts.get(incarnation, 0) + rows
+            part = PartFile(str(path.absolute()), member, incarnation, rows, times, stamps.get(path.name))
+            ranges.setdefault((first, last), []).append(part)
+        logs += closed_logs(member_path, member, counts)
+    ordered = sorted(ranges)
+    for (_, last), (first, _) in pairwise(ordered):
+        if first <= last:
+            raise TraceDamaged(
+                root, f"slot ranges overlap at slot {first}: the folder mixes files of several recordings"
+            )
+    files = tuple(RangeFiles(first, last, tuple(ranges[first, last]), meta.run, meta.group) for first, last in ordered)
+    return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.incarnation))), files)
+
+
+def members_without_files(plan: Layout, crashed: frozenset[int]) -> list[int]:
+    """The members that `meta.json` lists, that have no file, and that did not crash."""
+    return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
+
+
+def read_range(
+    files: RangeFiles, *, all_columns: bool = False, columns: tuple[str, ...] = SUMMARY_COLUMNS, checked: bool = False
+) -> list[Rows]:
+    """The rows of a range, file by file: all columns, or the given ones, which must include `kind` and `slot`.
+
+    With `all_columns` or `checked`, raises `TraceDamaged` if a file has changed since its recording was closed.
+    """
+    read = []
+    for part in files.parts:
+        of: dict[str, Any] = {"run": files.run, "group": files.group}
+        if part.stamp is not None and (all_columns or checked):
+            part.stamp.check(part.path)
+        if all_columns:
+            rows = read_part(part.path, **of)
         else:
-            columns[name] = _dictionary(codes, values).cast(field.type)
-    for name in NUMBER_COLUMNS:
-        values = getattr(rows, name)
-        mask = values == ABSENT if name in NULLABLE_NUMBER_COLUMNS else None
-        if mask is not None and mask.all():
-            columns[stored(name)] = pa.nulls(len(rows), SCHEMA.field(stored(name)).type)
-        else:
-            columns[stored(name)] = pa.array(np.ascontiguousarray(values), mask=mask)
-    table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-    return table.replace_schema_metadata({**SCHEMA.metadata, ABSENT_LISTS_KEY: ",".join(absent_lists).encode()})
-
-
-def _dictionary(codes: Any, table: tuple[str, ...]) -> Any:
-    indices = pa.array(codes.astype(np.int32), mask=codes == ABSENT)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(table, pa.string()))
-
-
-def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: Mapping[str, int] | None = None) -> Rows:
-    """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
-    known, constants = set(table.column_names), constants or {}
-    columns: dict[str, Any] = {}
-    for attribute, dtype in NUMBER_COLUMNS.items():
-        name = stored(attribute)
-        if name not in known:
-            columns[attribute] = constant(len(table), dtype, constants.get(name, ABSENT))
+            rows = read_columns(part.path, columns, **of, member=part.member, recorder_incarnation=part.incarnation)
+        if len(rows) == 0:
             continue
-        column = table[name]
-        if column.null_count and attribute not in NULLABLE_NUMBER_COLUMNS:
-            raise TraceDamaged(where, f"column {name} has nulls")
-        if column.null_count == len(table) and len(table):
-            columns[attribute] = constant(len(table), dtype)
-            continue
-        if column.null_count:
-            column = column.fill_null(ABSENT)
-        columns[attribute] = column.to_numpy().astype(dtype, copy=False)
-    codes, words = _codes_and_words(table["kind"])
-    unknown = [word for word in words if word not in KIND_NAMES]
-    if unknown or (codes == ABSENT).any():
-        raise TraceDamaged(where, f"column kind: unknown kind {', '.join(map(repr, unknown)) or 'null'}")
-    to_code = np.array([*(KIND_NAMES.index(word) for word in words), ABSENT], dtype=np.int8)
-    columns["kind"] = to_code[codes]
-    if "sequence" in known or "sequence" in constants:
-        kinds = columns["kind"][columns["sequence"] < 0]
-        if np.isin(kinds, [kind.code for kind in MESSAGE_KINDS]).any():
-            raise TraceDamaged(where, "has a message without a number")
-    for name, table_name in CODED.items():
-        columns[name], columns[table_name] = (_lists if name in LISTS else _coded_column)(table, name)
-    return Rows(**columns)
+        if all_columns and not (
+            (rows.member == part.member).all() and (rows.recorder_incarnation == part.incarnation).all()
+        ):
+            text = f"has rows that are not of member {part.member}, incarnation {part.incarnation}"
+            raise TraceDamaged(part.path, text)
+        if not (files.first_slot <= rows.slot.min() and rows.slot.max() <= files.last_slot):
+            raise TraceDamaged(part.path, f"has rows of slots outside {files.first_slot} to {files.last_slot}")
+        read.append(rows)
+    return read
 
 
-def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A column of lists as codes into a sorted table; rows that lack it, most of them, cost nothing."""
-    if name not in table.column_names or table[name].null_count == len(table):
-        return constant(len(table), np.int32), ()
-    column = table[name].combine_chunks()
-    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    codes, values = encode([tuple(value) for value in column.drop_null().to_pylist()])
-    found = np.full(len(table), ABSENT, dtype=np.int32)
-    found[there] = codes
-    return found, values
+def read_footer(path: Path) -> tuple[int, TimeRange | None]:
+    """The number of rows in a file, and their time range."""
+    try:
+        metadata = pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
+    names = metadata.schema.names
+    if "real_ns" not in names or not metadata.num_row_groups:
+        return metadata.num_rows, None
+    # The leaves of the schema have the same numbers as the columns of a row group.
+    at = names.index("real_ns")
+    statistics = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+    if not all(seen is not None and seen.has_min_max and isinstance(seen.min, int) for seen in statistics):
+        return metadata.num_rows, None
+    return metadata.num_rows, (min(seen.min for seen in statistics), max(seen.max for seen in statistics))
 
 
-def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """A column of words as codes into a sorted table; one that is absent or all null costs nothing."""
-    if name not in table.column_names or table[name].null_count == len(table):
-        return constant(len(table), np.int32), ()
-    column = table[name]
-    return _normalized(*_codes_and_words(column if pa.types.is_dictionary(column.type) else column.dictionary_encode()))
+_POLL_S = 0.05
+_TUPLES_AT_ONCE = 2048
+"""The writer converts this many tuples to columns at once; each batch holds the interpreter for well under a slot."""
 
 
-def _codes_and_words(column: Any) -> tuple[Any, list[str]]:
-    """Codes (-1 for null) and words of a dictionary column."""
-    column = column.unify_dictionaries().combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        if column.num_chunks == 0:
-            return np.empty(0, dtype=np.int32), []
-        column = column.chunk(0)
-    return column.indices.fill_null(ABSENT).to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
+@cache
+def _warm_up() -> None:
+    """Write one row to a temporary file.
+
+    At the first write pyarrow loads parts of itself and of numpy. That holds the interpreter for 0.1 s and more, which
+    would add to the latency of a running group.
+    """
+    extras = Extras(note="warm-up", token="warm-up", members=(1,))
+    row: PackedRows = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        write_part(Path(folder) / "part", expand_rows(1, 0, [row]), "warm-up", "warm-up")
 
 
-def _normalized(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
-    """The same codes into a sorted table of the words that occur."""
-    used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
-    table = tuple(sorted(used))
-    code = {word: number for number, word in enumerate(table)}
-    to_new = np.array([*(code.get(word, ABSENT) for word in words), ABSENT], dtype=np.int32)
-    return to_new[codes], table
+class ParquetWriter:
+    """Writes the recording of one incarnation of a member to Parquet, from its own thread. One thread may call `put`.
+
+    A part is on disk at most about `flush_s` after its first row, so a killed process loses no more than that.
+    `close()` writes the rest and the end record, which says how many rows are missing.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        run: str,
+        group: str,
+        member: int,
+        *,
+        incarnation: int = 0,
+        range_slots: int = RANGE_SLOTS,
+        queue_rows: int = 1_000_000,
+        part_rows: int = 262_144,
+        flush_s: float = 1.0,
+    ) -> None:
+        if min(range_slots, queue_rows, part_rows) < 1 or incarnation < 0:
+            raise ValueError("range_slots, queue_rows and part_rows must be at least 1, incarnation at least 0")
+        self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
+        self.written = 0
+        self.error: Exception | None = None
+        self._directory, self._later_writers = directory, list[ParquetWriter]()
+        """The writers of this member's later incarnations."""
+        self._folder = member_folder(directory, run, group, member)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if end_path(self._folder, incarnation).exists() or any(self._folder.glob(f"slots-*.{incarnation}.*.parquet")):
+            raise FileExistsError(
+                f"{self._folder}: incarnation {incarnation} is already recorded; use another name for the run"
+            )
+        self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
+        self._flush_s = flush_s
+        self._queue: deque[PackedRows] = deque()
+        # One thread writes each counter: the caller writes put and refused, this writer's thread processed and lost.
+        self._put_rows = self._refused_rows = 0
+        self._processed_rows = self._lost_rows = 0
+        self._parts: dict[int, list[PackedRows]] = {}
+        self._part_counts: dict[int, int] = {}
+        self._next_part: dict[int, int] = {}
+        self._time_range: tuple[int, int] | None = None
+        self._stamps: dict[str, FileStamp] = {}
+        self._closing = threading.Event()
+        self._closed = False
+        _warm_up()
+        self._thread = threading.Thread(target=self._work, name=f"trace-{member}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """The number of rows that are not in the trace because the queue was full or a file could not be written."""
+        return self._refused_rows + self._lost_rows
+
+    def recorder(self) -> Recorder:
+        """A recorder that writes here. Later incarnations are written beside this one, and closed with it."""
+        return Recorder(
+            self.run,
+            self.group,
+            self.member,
+            self.put,
+            incarnation=self.incarnation,
+            new_incarnation=self._new_incarnation,
+        )
+
+    def _new_incarnation(self, incarnation: int) -> Recorder:
+        self._later_writers.append(
+            ParquetWriter(self._directory, self.run, self.group, self.member, incarnation=incarnation)
+        )
+        return self._later_writers[-1].recorder()
+
+    def put(self, packed: PackedRows) -> None:
+        """Queue rows; never blocks."""
+        rows = packed[COUNT_INDEX]
+        if self._closed or self._put_rows - self._processed_rows + rows > self._queue_rows:
+            self._refused_rows += rows
+            return
+        self._put_rows += rows
+        self._queue.append(packed)
+
+    def close(self) -> None:
+        """Write all queued rows, then the end record; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        self._thread.join()
+        problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        write_end(
+            self._folder,
+            self.incarnation,
+            rows=self.written,
+            dropped=self.dropped,
+            error=problem,
+            time_range=self._time_range,
+            stamps=self._stamps,
+        )
+        for writer in self._later_writers:
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        flush_at = time.monotonic() + self._flush_s
+        while True:
+            last = self._closing.wait(_POLL_S)
+            self._drain_queue()
+            now = time.monotonic()
+            if last or now >= flush_at:
+                flush_at = now + self._flush_s
+                for number in sorted(self._parts):
+                    self._write(number)
+            if last and not self._queue:
+                return
+
+    def _drain_queue(self) -> None:
+        """Sort the queued rows into ranges of slots; write a range as soon as it is full."""
+        while self._queue:
+            packed = self._queue.popleft()
+            number = packed[SLOT_INDEX] // self._range_slots
+            self._parts.setdefault(number, []).append(packed)
+            count = self._part_counts[number] = self._part_counts.get(number, 0) + packed[COUNT_INDEX]
+            if count >= self._part_rows:
+                self._write(number)
+
+    def _write(self, number: int) -> None:
+        packed = self._parts.pop(number)
+        count = self._part_counts.pop(number)
+        try:
+            batches = [packed[at : at + _TUPLES_AT_ONCE] for at in range(0, len(packed), _TUPLES_AT_ONCE)]
+            rows = concatenated([expand_rows(self.member, self.incarnation, batch) for batch in batches])
+            part = self._next_part.get(number, 0)
+            first = number * self._range_slots
+            path = part_path(self._folder, first, self._range_slots, self.incarnation, part)
+            self._stamps[path.name] = write_part(path, rows, self.run, self.group)
+            self._next_part[number] = part + 1
+            times = int(rows.real_ns.min()), int(rows.real_ns.max())
+            before = self._time_range or times
+            self._time_range = min(before[0], times[0]), max(before[1], times[1])
+            self.written += count
+        except Exception as error:  # noqa: BLE001  the thread must survive a full disk: it counts the rows as lost
+            self.error = self.error or error
+            self._lost_rows += count
+        finally:
+            self._processed_rows += count

@@ -1,4 +1,4 @@
-"""Recording at the speed of delivery: one small tuple for a whole run of messages, taken apart later."""
+"""Recording at the speed of delivery: one small tuple for many consecutive messages, expanded into rows later."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from unisono.model.events import Notice, QueueStep, TopologyChange, Violation
-from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, EventKind
+from unisono.trace.schema import ABSENT, MESSAGE_KINDS, EventKind
 
 if TYPE_CHECKING:
-    from unisono.trace.meta import RunMeta
+    from unisono.trace.schema import RunMeta
     from unisono.trace.table import Trace
 
 
 class Extras(NamedTuple):
-    """What few rows have; the fields are columns of the schema."""
+    """The columns that only few rows have."""
 
     priority: int | None = None
     view: int | None = None
@@ -34,14 +34,14 @@ class Extras(NamedTuple):
 
 
 ExtraValues: TypeAlias = tuple[Any, ...]
-"""The first fields of an `Extras`, the rest of which are None. Plain tuples: the garbage collector forgets them."""
+"""The first fields of an `Extras`; the rest are None. Plain tuples, because the garbage collector untracks them."""
 
 Numbers: TypeAlias = int | Sequence[int]
-"""One number for all messages of a run, or one for each."""
+"""One number for all messages of a `PackedRows`, or one for each."""
 
 PackedRows: TypeAlias = tuple[int, int, int, int, int, Numbers, int, int, int, Numbers, Numbers, ExtraValues | None]
-"""(kind code, sender, incarnation, first sequence, count, sizes, slot, first place, first index, real, local,
-extras): `count` rows whose sequence, place and index each go up by one."""
+"""(kind code, sender, sender incarnation, first sequence, count, sizes, slot, first place, first index, real times,
+local times, extras): `count` rows whose sequence, place and index each go up by one from row to row."""
 
 COUNT_INDEX: Final = 4
 SLOT_INDEX: Final = 6
@@ -55,12 +55,12 @@ _DELIVER = EventKind.DELIVER.code
 
 
 class Recorder:
-    """Writes down what one member, in one of its incarnations (`life`), sends and delivers.
+    """Records what one incarnation of a member sends and delivers.
 
-    Sequences given for sizes or times are kept, not copied: do not change them afterwards.
+    The recorder keeps sequences of sizes or times without copying them; do not change them afterwards.
     """
 
-    __slots__ = ("_put", "group", "life", "member", "new_incarnation", "run")
+    __slots__ = ("_put", "group", "incarnation", "member", "new_incarnation", "run")
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class Recorder:
         member: int,
         put: Callable[[PackedRows], object],
         *,
-        life: int = 0,
+        incarnation: int = 0,
         new_incarnation: Callable[[int], Recorder] | None = None,
     ) -> None:
-        """`again` gives the recorder of another of the member's lives: it may come back by itself, and begin one."""
+        """`new_incarnation` returns the recorder of a later incarnation, for a member that rejoins by itself."""
         self.new_incarnation = new_incarnation
         self.run = run
         self.group = group
         self.member = member
-        self.life = life
+        self.incarnation = incarnation
         self._put = put
 
     def sent(
@@ -94,7 +94,7 @@ class Recorder:
         view: int | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        """This member multicast `count` messages; the times are when the application handed them in."""
+        """Record that this member multicast `count` messages; the times are when the application submitted them."""
         extras: ExtraValues | None = None
         if priority is not None or view is not None or destinations is not None:
             extras = (priority, view, None, destinations)
@@ -102,7 +102,7 @@ class Recorder:
             (
                 _SEND,
                 self.member,
-                self.life,
+                self.incarnation,
                 first_sequence,
                 count,
                 sizes,
@@ -119,7 +119,7 @@ class Recorder:
         self,
         *,
         sender: int,
-        incarnation: int,
+        sender_incarnation: int,
         first_sequence: int,
         count: int,
         sizes: Numbers,
@@ -133,7 +133,7 @@ class Recorder:
         grade: str | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        """This member delivered `count` consecutive messages of one sender in one slot."""
+        """Record that this member delivered `count` consecutive messages of one sender in one slot."""
         extras: ExtraValues | None = None
         if priority is not None or view is not None or grade is not None or destinations is not None:
             extras = (priority, view, grade, destinations)
@@ -141,7 +141,7 @@ class Recorder:
             (
                 _DELIVER,
                 sender,
-                incarnation,
+                sender_incarnation,
                 first_sequence,
                 count,
                 sizes,
@@ -155,12 +155,12 @@ class Recorder:
         )
 
     def step(self, step: QueueStep, *, real_ns: int, local_ns: int) -> None:
-        """A message on its way into the consumable queue: a RECEIVE or a QUEUE row.
+        """Record a step of a message into the consumable queue: a RECEIVE or a QUEUE row.
 
-        The place counts the member's steps, the index is how many messages it had delivered, the slot is its place in
-        the agreed order: they tell what came before what, which times cannot. The column `messages` has the target
-        tail of a RECEIVE, the insertion point of a QUEUE. The view of a RECEIVE is the one in which the message came;
-        it has none if the message was in the state that a newcomer took over.
+        The place counts the member's steps, the index is the number of messages delivered before, and the slot is the
+        message's number in the agreed order. They show the order of events where times cannot. The column `messages`
+        has the target tail of a RECEIVE or the insertion point of a QUEUE. The view of a RECEIVE is the one in which
+        the message arrived; it is null if the message came with a state transfer.
         """
         kind = EventKind.QUEUE if step.queued else EventKind.RECEIVE
         message = (kind.code, step.sender, step.incarnation, step.sequence, 1, ABSENT)
@@ -175,14 +175,14 @@ class Recorder:
         real_ns: int,
         local_ns: int,
         subject: int | None = None,
-        incarnation: int | None = None,
+        subject_incarnation: int | None = None,
         extras: Extras = NOTHING_MORE,
     ) -> None:
-        """Something happened to `subject` (this member unless told).
+        """Record an event that concerns the member `subject`, by default this member.
 
-        The slot of START is the first whose messages the member has to deliver; the slot of LEAVE and CRASH
-        is the first that it is no longer held to. A GAP says of which sender, and in which slot, this member went
-        on without the rest. The `extras` are the columns that this kind of row has (`trace.schema`).
+        The slot of START is the first whose messages the member has to deliver. The slot of LEAVE and CRASH is the
+        first from which it owes no deliveries. A GAP names the sender and the slot of which this member went on
+        without the rest. The `extras` are the columns that this kind of row has (`trace.schema`).
         """
         if kind in MESSAGE_KINDS:
             raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
@@ -190,7 +190,7 @@ class Recorder:
             (
                 kind.code,
                 self.member if subject is None else subject,
-                self.life if incarnation is None else incarnation,
+                self.incarnation if subject_incarnation is None else subject_incarnation,
                 ABSENT,
                 1,
                 ABSENT,
@@ -205,38 +205,40 @@ class Recorder:
 
 
 def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] = ()) -> Extras:
-    """What a VIEW row has: the members of the list from its slot on; of agreed views also their incarnations."""
+    """The extras of a VIEW row: the members from its slot on, and for agreed views their incarnations."""
     listed = tuple(incarnations)
     if listed and len(listed) != len(members):
-        raise ValueError(f"{len(members)} members have {len(listed)} incarnations")
+        raise ValueError(f"{len(members)} members need as many incarnations, not {len(listed)}")
     return Extras(view=view, members=tuple(members), member_incarnations=listed or None)
 
 
-def told_extras(event: Violation | Notice) -> Extras:
-    """What a VIOLATION or NOTICE row has."""
+def report_extras(event: Violation | Notice) -> Extras:
+    """The extras of a VIOLATION or NOTICE row."""
     talks_with = event.talks_with if isinstance(event, TopologyChange) else None
     return Extras(note=event.text, token=event.kind.value, talks_with=talks_with)
 
 
 class MemoryTrace:
-    """Keeps all that the recorders of one run note, in memory: the simulator's sink."""
+    """Collects the rows of all recorders of one run in memory, for the simulator."""
 
     def __init__(self, run: str, group: str) -> None:
         self.run = run
         self.group = group
         self.packed_rows: dict[tuple[int, int], list[PackedRows]] = {}
 
-    def recorder(self, member: int, *, life: int = 0) -> Recorder:
-        """The recorder of one member's life."""
-        noted = self.packed_rows.setdefault((member, life), [])
-        again = partial(self._new_incarnation, member)
-        return Recorder(self.run, self.group, member, noted.append, life=life, new_incarnation=again)
+    def recorder(self, member: int, *, incarnation: int = 0) -> Recorder:
+        """The recorder of one incarnation of a member."""
+        rows = self.packed_rows.setdefault((member, incarnation), [])
+        new_incarnation = partial(self._new_incarnation, member)
+        return Recorder(
+            self.run, self.group, member, rows.append, incarnation=incarnation, new_incarnation=new_incarnation
+        )
 
-    def _new_incarnation(self, member: int, life: int) -> Recorder:
-        return self.recorder(member, life=life)
+    def _new_incarnation(self, member: int, incarnation: int) -> Recorder:
+        return self.recorder(member, incarnation=incarnation)
 
     def trace(self, meta: RunMeta) -> Trace:
-        """All that was noted so far, as columns."""
+        """All rows recorded so far, as columns."""
         from unisono.trace.table import Trace  # noqa: PLC0415  numpy is loaded only when a trace is read
 
         return Trace.from_memory(self, meta)

@@ -1,4 +1,8 @@
-"""A trace as columns: numpy arrays, one element per row."""
+"""A trace as columns: numpy arrays with one element per row.
+
+Most rows lack most columns, so a column that has one value in all rows is stored as that value: a read-only numpy array
+whose stride is 0. Selecting, joining, copying and pickling keep it that way.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.trace.kinds import ABSENT, CODED, FREE_TEXT, KINDS, NUMBER_COLUMNS, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import Extras, MemoryTrace, Numbers, PackedRows
+from unisono.trace.schema import ABSENT, CODED, FREE_TEXT, KINDS, NUMBER_COLUMNS, EventKind, RunMeta
 
 Ints: TypeAlias = NDArray[np.signedinteger[Any]]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -25,13 +28,13 @@ _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as columns. -1 stands for null; `kind` and the columns of words and lists are codes into their tables."""
+    """Rows as columns. -1 stands for null. `kind` and the columns of words and lists hold codes into their tables."""
 
     member: Ints
-    life: Ints
+    recorder_incarnation: Ints
     kind: Ints
     sender: Ints
-    incarnation: Ints
+    sender_incarnation: Ints
     sequence: Ints
     slot: Ints
     place: Ints
@@ -67,7 +70,7 @@ class Rows:
         return len(self.kind)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Columns of one value travel as that value: most rows lack most columns."""
+        """Pickle a column of one value as that value."""
         return {name: _Constant.of(value) for name, value in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,25 +78,25 @@ class Rows:
             object.__setattr__(self, name, value.column() if isinstance(value, _Constant) else value)
 
     def with_token(self, *tokens: str) -> Mask:
-        """Which rows have one of these tokens."""
+        """A mask of the rows that have one of these tokens."""
         return np.isin(self.token, [code for code, token in enumerate(self.tokens) if token in tokens])
 
     def listed(self, row: int) -> tuple[int, ...]:
-        """The members that a VIEW row lists; none in any other row."""
+        """The members that a VIEW row lists; empty for any other row."""
         code = int(self.members[row])
         return self.member_lists[code] if code >= 0 else ()
 
     def listed_runs(self, row: int) -> tuple[tuple[int, int], ...]:
-        """The members and their incarnations in the VIEW row of an agreed view; none in any other row."""
+        """The (member, incarnation) pairs that the VIEW row of an agreed view lists; empty for any other row."""
         code = int(self.member_incarnations[row])
         return tuple(zip(self.listed(row), self.incarnation_lists[code], strict=True)) if code >= 0 else ()
 
     def select(self, rows: Mask | Ints | slice) -> Self:
-        """The rows that a mask, a list of row numbers or a slice names, in that order."""
+        """The rows chosen by a mask, an array of row numbers or a slice, in that order."""
         kept = None
         if isinstance(rows, np.ndarray) and rows.dtype == bool:
             kept, first = int(np.count_nonzero(rows)), int(rows.argmax()) if len(rows) else 0
-            if rows[first : first + kept].all():  # one stretch of rows need not be copied
+            if rows[first : first + kept].all():  # contiguous rows need no copy
                 rows = slice(first, first + kept)
         columns: dict[str, Any] = {name: _selected(getattr(self, name), rows, kept) for name in _COLUMNS}
         return replace(self, **columns)
@@ -107,23 +110,24 @@ class Rows:
         return self.select((self.slot >= first) & (self.slot <= last))
 
     def canonical(self) -> Self:
-        """By member, life, kind and grade; deliveries by index, sends by sequence, steps by place, the rest by time."""
+        """Sorted by member, incarnation, kind and grade; then deliveries by index, sends by sequence, queue steps by
+        place, other rows by time."""
         ordinal = self.real_ns.astype(np.int64)
         ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
         ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
         ordinal = np.where(np.isin(self.kind, _QUEUE_STEP_KINDS), self.place, ordinal)
-        keys = (ordinal, self.grade, self.kind, self.life, self.member)
+        keys = (ordinal, self.grade, self.kind, self.recorder_incarnation, self.member)
         order = np.lexsort(keys)
         same = np.ones(max(len(order) - 1, 0), dtype=bool)
         for key in keys:
             same &= np.diff(key[order]) == 0
-        if same.any():  # only damaged runs and events of one instant tie; every column then decides, free text last
+        if same.any():  # only events of one instant and damaged runs tie: break ties by every column, free text last
             rest = [getattr(self, name) for name in _COLUMNS]
             order = np.lexsort((*rest, *keys))
         return self.select(order)
 
     def digest(self) -> str:
-        """A hash of the rows in canonical order, without free text and the names of run and group."""
+        """A hash of the rows in canonical order, without free text and without the names of run and group."""
         rows = self.canonical()
         digest = hashlib.blake2b(digest_size=16)
         for name in (name for name in _COLUMNS if name not in FREE_TEXT):
@@ -136,10 +140,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class MemberLog:
-    """What is known of one member's recording: whether it was closed, and how many rows it had to drop."""
+    """The state of one member's recording: whether it was closed, and how many rows it dropped."""
 
     member: int
-    life: int
+    incarnation: int
     closed: bool = True
     dropped: int = 0
 
@@ -153,7 +157,7 @@ class Trace(Rows):
 
     @property
     def dropped(self) -> int:
-        """How many rows the writers had to drop: what they could hide is unknown."""
+        """How many rows the writers dropped. What these rows would have shown is unknown."""
         return sum(log.dropped for log in self.logs)
 
     def deliveries(self) -> Self:
@@ -165,35 +169,35 @@ class Trace(Rows):
         return self.of_kind(EventKind.SEND)
 
     def delivered_grades(self) -> tuple[str, ...]:
-        """The grades in which messages were delivered."""
+        """The grades that occur in deliveries."""
         codes = np.unique(self.grade[self.kind == EventKind.DELIVER.code])
         return tuple(self.grades[code] for code in codes if code >= 0)
 
     def with_grade(self, grade: str) -> Self:
-        """This trace with only the deliveries of one grade."""
+        """This trace without the deliveries of other grades."""
         code = self.grades.index(grade) if grade in self.grades else -2
         return self.select((self.kind != EventKind.DELIVER.code) | (self.grade == code))
 
     @classmethod
     def from_memory(cls, memory: MemoryTrace, meta: RunMeta) -> Self:
-        """All that the recorders of `memory` noted."""
-        rows = concatenated([expand_rows(member, life, runs) for (member, life), runs in memory.packed_rows.items()])
-        logs = tuple(MemberLog(member, life) for member, life in sorted(memory.packed_rows))
+        """A trace of all rows in `memory`."""
+        rows = concatenated([expand_rows(*run_id, packed) for run_id, packed in memory.packed_rows.items()])
+        logs = tuple(MemberLog(member, incarnation) for member, incarnation in sorted(memory.packed_rows))
         return cls.from_rows(rows, meta, logs)
 
     @classmethod
     def from_rows(cls, rows: Rows, meta: RunMeta, logs: Iterable[MemberLog]) -> Self:
-        """Rows in any order, as a trace."""
+        """A trace of rows in any order."""
         ordered = rows.canonical()
         columns = {f.name: getattr(ordered, f.name) for f in fields(Rows)}
         return cls(**columns, meta=meta, logs=tuple(logs))
 
 
-def expand_rows(member: int, life: int, packed_rows: Sequence[PackedRows]) -> Rows:
-    """The rows of the runs that one recorder noted, in the order in which it noted them."""
+def expand_rows(member: int, recorder_incarnation: int, packed_rows: Sequence[PackedRows]) -> Rows:
+    """The rows of one recorder, in the order of recording."""
     if not packed_rows:
         return EMPTY
-    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
+    kind, sender, sender_incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
         *packed_rows, strict=True
     )
     counts = np.array(count, dtype=np.int64)
@@ -207,14 +211,14 @@ def expand_rows(member: int, life: int, packed_rows: Sequence[PackedRows]) -> Ro
         first = spread(values)
         return np.where(first < 0, ABSENT, first + offset)
 
-    # What no row has stays one value: most rows lack most columns.
+    # A column that no row has stays one value.
     fields_of = zip_longest(*(extra or () for extra in extras)) if any(extras) else ()
     of_extras = {name: values for name, values in zip(Extras._fields, fields_of, strict=False) if set(values) != _NONE}
     columns: dict[str, Any] = {
         "member": np.full(total, member),
-        "life": np.full(total, life),
+        "recorder_incarnation": np.full(total, recorder_incarnation),
         "sender": spread(sender),
-        "incarnation": spread(incarnation),
+        "sender_incarnation": spread(sender_incarnation),
         "sequence": counted(sequence),
         "slot": spread(slot),
         "place": counted(place),
@@ -241,31 +245,31 @@ _NONE = {None}
 
 
 def constant(rows: int, dtype: Any, value: int = ABSENT) -> Ints:
-    """A column of one value, null unless told, which takes the room of that value."""
+    """A column of one value, by default null, that takes the memory of one value."""
     return np.broadcast_to(np.array(value, dtype=dtype), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A column of one value, to be sent to another process."""
+    """The pickled form of a column of one value."""
 
     value: Any
     rows: int
 
     @staticmethod
     def of(value: Any) -> Any:
-        """A column as it is sent; anything else as it is."""
+        """A column of one value in its pickled form; any other value unchanged."""
         if isinstance(value, np.ndarray) and len(value) > 1 and value.strides == (0,):
             return _Constant(value[:1].copy(), len(value))
         return value
 
     def column(self) -> Ints:
-        """The column again."""
+        """The column."""
         return np.broadcast_to(self.value[0], self.rows)
 
 
 def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints:
-    """A column's chosen rows; a constant column (one that no file had) stays one value however many rows it has."""
+    """The chosen rows of a column; a column of one value stays one value."""
     if len(column) and column.strides == (0,):
         count = len(column[rows]) if kept is None else kept
         return np.broadcast_to(column[0], count)
@@ -273,7 +277,7 @@ def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints
 
 
 def join_columns(columns: Sequence[Ints]) -> Ints:
-    """Columns one after another; constant columns of one value stay one value."""
+    """Columns one after another; columns of the same single value stay one value."""
     columns = [column for column in columns if len(column)] or columns[:1]
     if len(columns[0]) and all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
         return np.broadcast_to(columns[0][0], sum(map(len, columns)))
@@ -281,14 +285,14 @@ def join_columns(columns: Sequence[Ints]) -> Ints:
 
 
 def _per_row(values: Sequence[Numbers], counts: Ints) -> Ints:
-    """One number per row, from numbers that hold for a whole run or for one message each."""
+    """One number per row, from numbers that apply to a whole `PackedRows` or to one of its messages."""
     if all(isinstance(value, int) for value in values):
         return np.repeat(np.array(values, dtype=np.int64), counts)
     sized = zip(values, counts.tolist(), strict=True)
     each = chain.from_iterable(repeat(v, n) if isinstance(v, int) else v for v, n in sized)
     flat = np.fromiter(each, dtype=np.int64)
     if len(flat) != int(counts.sum()):
-        raise ValueError("a run was recorded with more or fewer sizes or times than messages")
+        raise ValueError("the recorder was given more or fewer sizes or times than messages")
     return flat
 
 
@@ -301,7 +305,7 @@ def encode(values: Sequence[_Value | None]) -> tuple[Ints, tuple[_Value, ...]]:
 
 
 def concatenated(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts, one part after another, their tables made one."""
+    """The rows of all parts, one part after another, with common tables."""
     parts = [part for part in parts if len(part)]
     if not parts:
         return EMPTY
@@ -318,7 +322,7 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
         code = {value: number for number, value in enumerate(table)}
         recoded = []
         for part in parts:
-            # The last element of the map is where code -1 lands: null stays null.
+            # Code -1 picks the last element of the map, so null stays null.
             to_new = np.array([*(code[value] for value in getattr(part, table_name)), ABSENT], dtype=np.int32)
             recoded.append(to_new[getattr(part, name)])
         columns[name] = np.concatenate(recoded)
@@ -327,10 +331,13 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
 
 
 def copied(rows: Rows) -> Rows:
-    """These rows on their own: chosen rows may be a view that keeps all the others, and their words, in memory."""
+    """A copy of the rows and of the table entries that they use.
+
+    Selected rows may be views that keep all other rows, and their tables, in memory; a copy does not.
+    """
     if len(rows) == 0:
         return EMPTY
-    columns: dict[str, Any] = {name: _own(getattr(rows, name)) for name in _COLUMNS}
+    columns: dict[str, Any] = {name: _copy_column(getattr(rows, name)) for name in _COLUMNS}
     for name, table_name in CODED.items():
         table, codes = getattr(rows, table_name), columns[name]
         if table:
@@ -340,8 +347,8 @@ def copied(rows: Rows) -> Rows:
     return replace(rows, **columns)
 
 
-def _own(column: Ints) -> Ints:
-    """A copy; a column of one value stays one."""
+def _copy_column(column: Ints) -> Ints:
+    """A copy of a column; a column of one value stays one value."""
     return np.broadcast_to(column[:1].copy()[0], len(column)) if column.strides == (0,) else column.copy()
 
 

@@ -1,7 +1,7 @@
-"""Reads traces of schema version 1, which releases before tokens wrote.
+"""Reads traces of schema version 1, which has no tokens.
 
-Their notes are part of the data: the kind of a violation or notice stands before the first colon, a VIEW row lists its
-members, a TIMING row its figures, a RECEIVE or QUEUE row names messages. This is the only module that reads notes.
+In version 1 notes are part of the data: the kind of a violation or notice comes before the first colon, and the notes
+of VIEW, TIMING, RECEIVE and QUEUE rows list members, figures and messages. Only this module reads notes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Rows, encode
 
 VERSION: Final = 1
 UNDIRECTED_KEY: Final = b"unisono.trace.undirected"
-"""In the metadata of a file whose messages are all for everybody."""
+"""In the metadata of a file whose messages are all for the whole group."""
 
 NAMES: Final = (
     *("run", "group", "member", "recorder_incarnation", "kind", "sender", "sender_incarnation", "sequence", "slot"),
@@ -27,34 +27,34 @@ NAMES: Final = (
 """The columns of the present schema that files of version 1 have, under their present names."""
 NEEDED: Final = ("kind", "note")
 """The columns that `upgraded` reads."""
-_CALLED: Final = {"recorder_incarnation": "life", "sender_incarnation": "incarnation"}
+_OLD_NAMES: Final = {"recorder_incarnation": "life", "sender_incarnation": "incarnation"}
 _TALKS: Final = "; talks with "
-_NOBODY: Final = "nobody"
+_NO_GROUP: Final = "nobody"
 _TIMING: Final = re.compile(r"theta_ns=(\d+) bound_ns=(\d+)")
 
 
-def called(names: Sequence[str]) -> list[str]:
-    """The names that columns have in files of version 1."""
-    return [_CALLED.get(name, name) for name in names]
+def stored_names(names: Sequence[str]) -> list[str]:
+    """The names of these columns in files of version 1."""
+    return [_OLD_NAMES.get(name, name) for name in names]
 
 
 def upgraded(rows: Rows) -> Rows:
-    """The rows with the columns that version 1 wrote into notes; what is left of the notes is free text."""
+    """The rows with the columns that version 1 wrote into notes; the notes keep only their free text."""
     if not rows.notes:
         return rows
-    told = _where(rows, EventKind.VIOLATION, EventKind.NOTICE)
+    reports = _where(rows, EventKind.VIOLATION, EventKind.NOTICE)
     views, timings = _where(rows, EventKind.VIEW), _where(rows, EventKind.TIMING)
     steps = _where(rows, EventKind.RECEIVE, EventKind.QUEUE)
     columns: dict[str, Any] = {}
 
-    def take(name: str, table_name: str, at: Ints, read: Callable[[str], Any]) -> None:
+    def add_column(name: str, table_name: str, at: Ints, read: Callable[[str], Any]) -> None:
         columns[name], columns[table_name] = _coded(rows, at, read)
 
-    take("token", "tokens", told, _token)
-    take("talks_with", "talk_lists", told, _talks)
-    take("members", "member_lists", views, _members)
-    take("member_incarnations", "incarnation_lists", views, _incarnations)
-    take("messages", "message_texts", steps, str)
+    add_column("token", "tokens", reports, _token)
+    add_column("talks_with", "talk_lists", reports, _talks)
+    add_column("members", "member_lists", views, _members)
+    add_column("member_incarnations", "incarnation_lists", views, _incarnations)
+    add_column("messages", "message_texts", steps, str)
     for number, name in enumerate(("theta_ns", "bound_ns")):
         values = np.full(len(rows), ABSENT, dtype=np.int64)
         for row in timings.tolist():
@@ -62,17 +62,17 @@ def upgraded(rows: Rows) -> Rows:
             values[row] = int(found[number + 1]) if found else ABSENT
         columns[name] = values
     free = np.setdiff1d(_where(rows, *EventKind), np.concatenate([views, timings, steps]))
-    take("note", "notes", free, _free_text)
+    add_column("note", "notes", free, _free_text)
     return replace(rows, **columns)
 
 
 def _where(rows: Rows, *kinds: EventKind) -> Ints:
-    """The rows of these kinds that have a note."""
+    """The numbers of the rows of these kinds that have a note."""
     return np.flatnonzero(np.isin(rows.kind, [kind.code for kind in kinds]) & (rows.note != ABSENT))
 
 
 def _coded(rows: Rows, at: Ints, read: Callable[[str], Any]) -> tuple[Ints, tuple[Any, ...]]:
-    """A column of what `read` finds in the notes of some rows; each note is read once."""
+    """A column of the values that `read` finds in the notes of some rows. It reads each distinct note once."""
     notes = rows.note[at]
     used = np.unique(notes)
     codes, table = encode([read(rows.notes[note]) for note in used.tolist()])
@@ -96,7 +96,7 @@ def _talks(note: str) -> tuple[str, ...] | None:
     _, found, names = note.rpartition(_TALKS)
     if _token(note) != "topology" or not found:
         return None
-    return () if names == _NOBODY else tuple(names.split(", "))
+    return () if names == _NO_GROUP else tuple(names.split(", "))
 
 
 def _entries(note: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Metric streams of a group that never ran: what its members would have written."""
+"""Synthetic metric streams: the files that the members of a group would have written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
-from unisono.trace.metric_files import metrics_folder
-from unisono.trace.metrics import MetricRecord, to_line
+from unisono.trace.metrics import MetricRecord, metrics_folder, to_line
 
 MS = 1_000_000
 COLLECT_NS = 250 * MS

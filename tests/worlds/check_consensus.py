@@ -1,8 +1,8 @@
 """Consensus over a sequence of instances (paper 003 §3): agreement, validity, integrity.
 
-Agreement: no two members, in any of their lives, decide differently for one instance. Validity: what is decided for an
-instance was proposed for it. Integrity: within one life a member decides each instance once, in order and without
-leaving one out, but for those that a restored state stands for.
+Agreement: no two members, in any incarnation, decide differently for one instance. Validity: the value decided for an
+instance was proposed for it. Integrity: each incarnation of a member decides each instance once, in order and without
+skipping any, except instances covered by a restored state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class DecisionReported:
-    """A member, in one of its lives, was told that k is decided; with `value` None, that all up to k is restored."""
+    """A member run learned the decision of instance k; with `value` None, it restored a state up to k."""
 
     member: int
     incarnation: int
@@ -35,9 +35,9 @@ class DecisionReported:
 
 
 def consensus(proposed: Sequence[Proposed], decisions: Sequence[DecisionReported]) -> Verdict:
-    """Judge a run; `told` is in the order in which each member was told."""
+    """Check a run; `decisions` has each member's decisions in the order in which it learned them."""
     if not decisions:
-        return unknown(NAME, Reason.NOTHING_DECIDED, "nothing was decided")
+        return unknown(NAME, Reason.NOTHING_RECORDED, "nothing was decided")
     by_instance: dict[int, set[bytes]] = {}
     for proposal in proposed:
         by_instance.setdefault(proposal.instance, set()).add(proposal.value)
@@ -68,7 +68,7 @@ def consensus(proposed: Sequence[Proposed], decisions: Sequence[DecisionReported
             text = f"decided {_short(event.value)} for {event.instance}, member {known.member} {_short(known.value)}"
             faults.append((event.instance, _witness((event.member, known.member), text)))
         elif event.value not in by_instance.get(event.instance, ()):
-            text = f"decided {_short(event.value)} for {event.instance}, which nobody proposed for it"
+            text = f"decided {_short(event.value)} for {event.instance}, which no member proposed"
             faults.append((event.instance, _witness((event.member,), text)))
     if faults:
         return Verdict(NAME, Status.VIOLATED, min(faults, key=lambda fault: fault[0])[1], len(faults))

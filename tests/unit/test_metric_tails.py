@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.measured import append_rows, interval_rows, lossy_between, stream_path, stream_text
+from tests.metric_streams import append_rows, interval_rows, lossy_between, stream_path, stream_text
 
 from unisono.model.metrics import MetricRow
-from unisono.trace.metric_tails import (
+from unisono.trace.metrics import (
     StreamSlice,
     balanced_parts,
+    from_line,
     is_closed,
     metric_streams,
+    parse_rows,
     read_block,
     readable_offsets,
     slices_between,
 )
-from unisono.trace.metrics import from_line, parse_rows
 
 ROWS = interval_rows(1, (1, 2, 3), 0, lossy_between(0, 0))
 
@@ -40,10 +41,10 @@ def test_a_line_without_its_newline_is_left_for_later(tmp_path: Path) -> None:
     assert readable_offsets(tmp_path, {str(path): whole}) == {str(path): whole}
     block = read_block(StreamSlice(str(path), 0, whole))
     assert block.rows == tuple(ROWS)
-    assert (block.run, block.group, block.member, block.life, block.at_end) == ("r", "g", 1, 1, True)
+    assert (block.run, block.group, block.member, block.incarnation, block.at_end) == ("r", "g", 1, 1, True)
 
 
-def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:
+def test_reading_in_parts_gives_the_same_rows_as_reading_at_once(tmp_path: Path) -> None:
     path = append_rows(tmp_path, 2, ROWS * 40)
     at: dict[str, int] = {}
     rows = []
@@ -55,9 +56,9 @@ def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:
     assert rows == ROWS * 40
 
 
-def test_pieces_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = append_rows(tmp_path, 2, ROWS * 20)
-    monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 5000)
+    monkeypatch.setattr("unisono.trace.metrics.LEAST_BYTES", 5000)
     end = readable_offsets(tmp_path, {}, budget=1)[str(path)]
     assert 0 < end <= 5000
     assert not read_block(StreamSlice(str(path), 0, end)).at_end
@@ -67,7 +68,7 @@ def test_all_streams_together_are_within_the_budget(tmp_path: Path, monkeypatch:
     size = append_rows(tmp_path, 1, ROWS * 20).stat().st_size
     for member in (2, 3, 4):
         append_rows(tmp_path, member, ROWS * 20)
-    monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 1000)
+    monkeypatch.setattr("unisono.trace.metrics.LEAST_BYTES", 1000)
     first = readable_offsets(tmp_path, {}, budget=2 * size)
     assert 1.5 * size < sum(first.values()) <= 2 * size
     # What has been read takes no share of it.

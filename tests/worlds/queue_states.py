@@ -1,11 +1,11 @@
-"""The consumable queues as a recorded trace shows them, step by step: what Figures 2 and 3 of paper 004 draw."""
+"""The consumable queues in a recorded trace, step by step, as in Figures 2 and 3 of paper 004."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from unisono.check.verdict import MessageId
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows, Trace
 
 TAIL = "(0,0)"
@@ -13,7 +13,7 @@ TAIL = "(0,0)"
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """One member's queue behind one of its steps."""
+    """One member's queue after one of its steps."""
 
     member: int
     at_ns: int
@@ -22,7 +22,7 @@ class QueueState:
     waiting: tuple[MessageId, ...]
     consumed: tuple[MessageId, ...]
     priorities: tuple[int, ...]
-    """Of the messages in the queue."""
+    """The priorities of the messages in the queue."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ def queue_states(trace: Trace, member: int) -> list[QueueState]:
     own = trace.select(trace.member == member)
     steps = own.of_kind(EventKind.RECEIVE, EventKind.QUEUE)
     rows = [_queue_row(steps, at) for at in range(len(steps))]
-    # A delivery stands behind all steps at which the member had delivered less.
+    # A delivery comes after all steps at which the member had delivered fewer messages.
     taken = own.of_kind(EventKind.DELIVER)
     rows += [_queue_row(taken, at) for at in range(len(taken))]
     rows.sort(key=lambda row: (row.consumed, row.is_delivery, row.step))
@@ -60,7 +60,7 @@ class _QueueRow:
 def _queue_row(rows: Rows, at: int) -> _QueueRow:
     messages = int(rows.messages[at])
     return _QueueRow(
-        MessageId(int(rows.sender[at]), int(rows.incarnation[at]), int(rows.sequence[at])),
+        MessageId(int(rows.sender[at]), int(rows.sender_incarnation[at]), int(rows.sequence[at])),
         int(rows.kind[at]),
         int(rows.kind[at]) == EventKind.DELIVER.code,
         int(rows.index[at]),
@@ -98,7 +98,7 @@ def _apply(replay: _Replay, row: _QueueRow, member: int, level: dict[MessageId, 
 
 
 def _expand_tail(ranges: str) -> str:
-    """The messages of a target tail as it is noted, `1.0-2 3.5`, one by one."""
+    """The messages of a target tail, which is recorded in the form `1.0-2 3.5`."""
     found = []
     for part in ranges.split():
         sender, _, numbers = part.partition(".")
@@ -108,7 +108,7 @@ def _expand_tail(ranges: str) -> str:
 
 
 def render(states: list[QueueState], names: dict[MessageId, str] | None = None) -> str:
-    """The states as lines of text: consumed │ queue ┊ waiting; `names` are what messages are called."""
+    """The states as lines of text: consumed │ queue ┊ waiting; `names` gives names to messages."""
     called = names or {}
 
     def shown(messages: tuple[MessageId, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Violations planted into recorded runs (`tests.recorded`), one of each check, and the witness that each must have."""
+"""Violations planted into recorded runs (`tests.recorded_runs`): one for each check, with the witness it must have."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.recorded import BOUND_NS, PLACES_PER_SENDER, listing
+from tests.recorded_runs import BOUND_NS, PLACES_PER_SENDER, listing
 
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.trace.files import read_part, write_end, write_part
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import META_NAME, read_json, read_meta, write_json
+from unisono.trace.schema import META_NAME, EventKind, read_json, read_meta, write_json
 from unisono.trace.table import Ints, Rows, concatenated
 
 
@@ -51,7 +50,7 @@ def plant_swapped_deliveries(folder: Path) -> PlantedViolation:
 
 
 def plant_unsent_message(folder: Path) -> PlantedViolation:
-    """Everyone delivers, last, a message that nobody sent."""
+    """All members deliver, as their last message, one that was never sent."""
     members = read_meta(folder / META_NAME).members
     for member in members:
         _append(
@@ -155,7 +154,7 @@ def _deliveries(rows: Rows) -> Ints:
 
 
 def _message(rows: Rows, row: int) -> MessageId:
-    return MessageId(int(rows.sender[row]), int(rows.incarnation[row]), int(rows.sequence[row]))
+    return MessageId(int(rows.sender[row]), int(rows.sender_incarnation[row]), int(rows.sequence[row]))
 
 
 def _with(rows: Rows, **changes: dict[int, int]) -> Rows:

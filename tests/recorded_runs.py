@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.trace.files import member_folder, part_path, write_end, write_part
-from unisono.trace.kinds import CODED, NUMBER_COLUMNS, EventKind
-from unisono.trace.meta import RunMeta, write_meta
+from unisono.trace.schema import CODED, NUMBER_COLUMNS, EventKind, RunMeta, write_meta
 from unisono.trace.table import Rows, concatenated
 
 SLOT_NS = 1_000_000

@@ -1,26 +1,26 @@
-"""The latency bound while slots change their length: each message is held to the bound that its own slot had.
+"""The latency bound while slot lengths change: each message must keep the bound of its own slot.
 
-A run's bound is that of the longest slots that it has. A slot order's bound grows with Θ and with nothing else, so a
-message of a shorter slot is held to as much less. TIMING rows say from which slot on a member had which length.
+A run's bound is that of its longest slots. In a slot order only Θ changes the bound, so the bound of a shorter slot is
+smaller by the difference in length. TIMING rows say from which slot on a member used which length.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from unisono.check.codes import message_at, position_at
-from unisono.check.latency import NO_BOUND_PROMISED, latencies
-from unisono.check.verdict import Status, Verdict, Witness, kept
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.check.columns import message_at, position_at
+from unisono.check.timing import NO_BOUND_PROMISED, latencies
+from unisono.check.verdict import Status, Verdict, Witness, no_violation
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "latency_in_force"
 
 
 def latency_in_force(trace: Trace) -> Verdict:
-    """Every delivery within the bound of its slot."""
+    """Every delivery comes within the bound of its slot."""
     if trace.meta.bound_ns is None:
-        return kept(NAME, NO_BOUND_PROMISED)
+        return no_violation(NAME, NO_BOUND_PROMISED)
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
     lengths = _slot_lengths(trace, deliveries)
@@ -42,20 +42,22 @@ def latency_in_force(trace: Trace) -> Verdict:
 
 
 def _slot_length_changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
-    """(member, life, first slot) and length, in order."""
+    """(member, incarnation, first slot) and length, sorted."""
     rows = trace.of_kind(EventKind.TIMING)
     rows = rows.select(rows.theta_ns != ABSENT)
-    columns = (rows.member, rows.life, rows.slot, rows.theta_ns)
+    columns = (rows.member, rows.recorder_incarnation, rows.slot, rows.theta_ns)
     return sorted(
-        ((member, life, slot), theta)
-        for member, life, slot, theta in zip(*(column.tolist() for column in columns), strict=True)
+        ((member, incarnation, slot), theta)
+        for member, incarnation, slot, theta in zip(*(column.tolist() for column in columns), strict=True)
     )
 
 
 def _slot_lengths(trace: Trace, deliveries: Rows) -> Ints:
-    """The length that each delivery's slot had at the member that delivered it."""
+    """The length of each delivery's slot at the member that delivered it."""
     lengths = np.full(len(deliveries), trace.meta.theta_ns, dtype=np.int64)
-    for (member, life, slot), theta_ns in _slot_length_changes(trace):
-        here = (deliveries.member == member) & (deliveries.life == life) & (deliveries.slot >= slot)
+    for (member, incarnation, slot), theta_ns in _slot_length_changes(trace):
+        here = (
+            (deliveries.member == member) & (deliveries.recorder_incarnation == incarnation) & (deliveries.slot >= slot)
+        )
         lengths[here] = theta_ns
     return lengths

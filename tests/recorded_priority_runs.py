@@ -8,21 +8,20 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tests.planted import PlantedViolation, parts_of
-from tests.recorded import listing, rows_of
+from tests.planted_violations import PlantedViolation, parts_of
+from tests.recorded_runs import listing, rows_of
 
 from unisono.check.verdict import MessageId
 from unisono.trace.files import member_folder, part_path, read_part, write_end, write_part
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import META_NAME, RunMeta, read_meta, write_meta
+from unisono.trace.schema import META_NAME, EventKind, RunMeta, read_meta, write_meta
 from unisono.trace.table import Ints, Rows, concatenated, encode
 
 THETA_NS = 5_000_000
 MESSAGE_INTERVAL_NS = 1_000_000
-"""A message comes, and is consumed, every so often."""
+"""The time between two messages, and between two consumptions."""
 FIRST_TIME_SLOT = 340_000_000_000
 LAG_MESSAGES = 3
-"""Each member is so many messages behind the one before it."""
+"""Each member consumes this many messages behind the previous member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def record_priority(
 
 
 def plant_priority_violation(folder: Path, share: float) -> PlantedViolation:
-    """Everybody consumes an urgent message behind the one that it should have overtaken, at this share of the run."""
+    """All members consume an urgent message after the one it should have overtaken, at this share of the run."""
     found: frozenset[MessageId] = frozenset()
     for member in read_meta(folder / META_NAME).members:
         parts = [part for part in parts_of(folder, member) if int(part.name.split("-")[1]) < FIRST_TIME_SLOT // 2]

@@ -1,0 +1,1 @@
+"""Ideal groups, probes and checkers that only tests use."""
