@@ -26,20 +26,20 @@ DRIVER = """
 import json, sys
 from functools import partial
 from pathlib import Path
-from unisono.experiments.catalogue import find
-from unisono.experiments.experiment import rows_of, tasks
-from unisono.pipeline.experiments import run_on_spark
+from unisono.experiments.catalogue import find_experiment
+from unisono.experiments.experiment import result_rows, split_into_tasks
+from unisono.pipeline.experiments import run_experiment
 from unisono.pipeline.session import SparkChoice, spark_session
 from unisono.pipeline.verify import on_spark, verify
 
 settings = json.loads(sys.argv[2])
-experiment = find("tapas-group-1")
-work = tasks(experiment, 400)
+experiment = find_experiment("tapas-group-1")
+work = split_into_tasks(experiment, 400)
 with spark_session(SparkChoice(sys.argv[1], settings=settings)) as session:
     print("ready", flush=True)
     for _ in range(int(sys.argv[4])):
         reports = verify(sys.argv[3], partial(on_spark, session))
-        rows = rows_of(experiment, run_on_spark(session, experiment, work, None, lambda *_: None))
+        rows = result_rows(experiment, run_experiment(session, experiment, work, None, lambda *_: None))
         found = {r.run: [r.status.value, r.rows] for r in reports}
         print(json.dumps({"verified": found, "means": [row["broadcasts_mean"] for row in rows]}), flush=True)
 """
@@ -58,17 +58,17 @@ STREAM = """
 import json, sys
 from pathlib import Path
 from unisono.model.text.sla import parse_slas
-from unisono.pipeline.measurement import Job, on_spark
+from unisono.pipeline.measurement import MeasurementJob, measure_on_spark
 from unisono.pipeline.session import SparkChoice
-from unisono.trace.metrics import latest
+from unisono.trace.metrics import readable_offsets
 
 master, settings, trace, keep, sla = sys.argv[1:6]
 slas = parse_slas(Path(sla).read_text(encoding="utf-8"), sla)
-job = Job(Path(trace), slas, Path(keep), trigger_ns=200_000_000)
-with on_spark(job, SparkChoice(master, settings=json.loads(settings)), lambda _: None) as running:
+job = MeasurementJob(Path(trace), slas, Path(keep), trigger_ns=200_000_000)
+with measure_on_spark(job, SparkChoice(master, settings=json.loads(settings)), lambda _: None) as running:
     print("ready", flush=True)
     for _ in sys.stdin:
-        while not running.read(latest(trace, {})):
+        while not running.has_processed(readable_offsets(trace, {})):
             running.wait(1)
         print(running.service.rows, json.dumps([v.id for v in running.store.verdicts()]), flush=True)
 """

@@ -1,6 +1,7 @@
 """Traces that real groups record: valid as they are, and a planted swap is found with both messages and members."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.files import ParquetWriter, find_group, read_part, read_trace, write_part
+from unisono.trace.files import ParquetWriter, find_group, read_part, read_trace, stamp, write_part
 from unisono.trace.schema import EventKind, RunMeta, write_meta
 from unisono.trace.table import Trace
 
@@ -69,13 +70,24 @@ def swap_two_members_in_one_slot(directory: Path, member: int) -> tuple[tuple[in
                 index = rows.index.copy()
                 index[[first, second]] = index[[second, first]]
                 write_part(path, replace(rows, index=index), RUN, GROUP)
+                restamp(path)
                 one, two = ((int(rows.sender[row]), int(rows.sequence[row])) for row in (first, second))
                 return one, two
     raise AssertionError("no slot has messages of two members")
 
 
+def restamp(part: Path) -> None:
+    """Put the new size and hash of a part into its end record, as a recorder that recorded this order would have."""
+    for end in part.parent.glob("end.*.json"):
+        record = json.loads(end.read_text("utf-8"))
+        if part.name in record["files"]:
+            now = stamp(part)
+            record["files"][part.name] = {"bytes": now.size_bytes, "sha256": now.sha256}
+            end.write_text(json.dumps(record), encoding="utf-8")
+
+
 def test_a_planted_swap_is_named(tmp_path: Path) -> None:
-    """Issue 2: a swap of two members in one slot is caught, with a witness that names messages and members."""
+    """A swap of two members in one slot is caught, with a witness that names messages and members."""
     trace = record(tmp_path)
     assert overall({name: v for name, v in check_all(trace).items() if name != "latency"}) is Status.VALID
     assert len(trace.deliveries()) == 360
