@@ -17,13 +17,12 @@ from tests.simulation import consensus_world, membership_world, test_adaptation
 from tests.simulation.test_leader_swarm import busy, crashed, partitioned_with_failure
 from tests.simulation.test_rmcast_swarm import counted, crashing, lossy
 
+from unisono.model.capabilities import SERVICES, orders_with
 from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Crash
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.scenario import Clocks, Leave, Restart, Scenario, Start, Workload
-from unisono.model.services import SERVICE_LAYERS
 from unisono.model.text.scenario import parse_scenario
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
@@ -96,7 +95,7 @@ def final_scenario(seed: int) -> Scenario:
 
 def rmcast_scenario(order: str, seed: int) -> Scenario:
     """An order or a service over reliable multicast: as it is, with crashes, with counting receivers, with a leave."""
-    scenario = crashing(seed, order) if seed % 4 == 1 and order in SERVICE_LAYERS else lossy(seed, order)
+    scenario = crashing(seed, order) if seed % 4 == 1 and order in SERVICES else lossy(seed, order)
     if seed % 4 == 2:
         scenario = counted(scenario)
     if seed % 4 == 3:
@@ -275,8 +274,8 @@ def _families() -> dict[str, Family]:
         "wrong clocks": (60, wrong_clocks),
         "scenario files": (len(SCENARIO_FILES), scenario_file),
     }
-    scenarios |= {order: (30, partial(priority_scenario, order)) for order in PRIORITY_ORDERS}
-    over_rmcast = ("vbr", "cbr", "leader", "timestamp", *sorted(SERVICE_LAYERS))
+    scenarios |= {order: (30, partial(priority_scenario, order)) for order in orders_with("pulled")}
+    over_rmcast = ("vbr", "cbr", "leader", "timestamp", *sorted(SERVICES))
     scenarios |= {f"{order} over rmcast": (16, partial(rmcast_scenario, order)) for order in over_rmcast}
     families = {name: Family(range(count), partial(_scenario, draw)) for name, (count, draw) in scenarios.items()}
     families["any order"] = replace(families["any order"], quick=len(KINDS))

@@ -12,7 +12,7 @@ from tests.property.test_check_tiles import MEMBERS, SLOT_NS, agree, by_parts, i
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.services import SERVICE_CHECKS
+from unisono.model.capabilities import CAPABILITIES, SERVICES
 from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.files import RangeFiles
 from unisono.trace.schema import OBSERVER, EventKind, TraceDamaged
@@ -68,9 +68,13 @@ def test_a_clean_run_is_proven_by_its_edges(order: str) -> None:
     assert by_parts(trace, 2, looked_at_rows=2 * longest).status is Status.VALID
 
 
-@pytest.mark.parametrize("service", SERVICE_CHECKS)
+@pytest.mark.parametrize("service", SERVICES)
 def test_every_service_is_checked_by_its_own_promises(service: str) -> None:
-    assert equal(clean("causal", 6), service, 2).verdicts.keys() == {"integrity", "latency", *SERVICE_CHECKS[service]}
+    assert equal(clean("causal", 6), service, 2).verdicts.keys() == {
+        "integrity",
+        "latency",
+        *CAPABILITIES[service].checks,
+    }
 
 
 @pytest.mark.parametrize("which", [0, 1, -2, -1])

@@ -17,12 +17,12 @@ from unisono.check.completeness import agreement, uniform_agreement
 from unisono.check.suite import check_all
 from unisono.check.total_order import fifo
 from unisono.check.verdict import Status, Verdict
+from unisono.model.capabilities import SERVICES
 from unisono.model.delays import DelayModel, ExponentialDelay, UniformDelay, truncated_to
 from unisono.model.faults import Crash, Duplication, Loss, Span
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all
 from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, Send, Start, Workload
-from unisono.model.services import SERVICE_LAYERS
 from unisono.model.timing import Timing
 from unisono.net.rmcast.layer import Rmcast
 from unisono.sim import run
@@ -101,7 +101,7 @@ def test_orders_over_a_lossy_network_for_longer(order: str) -> None:
     test_orders_over_a_lossy_network(order, SLOW_SEEDS)
 
 
-@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
+@pytest.mark.parametrize("order", sorted(SERVICES))
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
 def test_services_over_a_lossy_network(order: str, seeds: range) -> None:
     test_orders_over_a_lossy_network(order, seeds)
@@ -118,7 +118,7 @@ def crashing(seed: int, order: str) -> Scenario:
     return replace(scenario, source=f"crashing({seed}, {order})", faults=(*scenario.faults, *crashes))
 
 
-@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
+@pytest.mark.parametrize("order", sorted(SERVICES))
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
 def test_services_survive_crashes(order: str, seeds: range) -> None:
     """After a take-over a message may take longer than Δ, so twice the bound is allowed."""
@@ -143,7 +143,7 @@ def test_with_counting_receivers_no_message_is_lost(order: str) -> None:
     """At most four of five members crash; ρ+1 >= 5 crashes are tolerated."""
     for seed in range(3):
         scenarios = [counted(lossy(seed, order))]
-        if order in SERVICE_LAYERS:
+        if order in SERVICES:
             scenarios.append(counted(crashing(seed, order)))
         for scenario in scenarios:
             result = run(scenario, compare_payloads=True)
@@ -155,13 +155,13 @@ def test_with_counting_receivers_no_message_is_lost(order: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
+@pytest.mark.parametrize("order", sorted(SERVICES))
 def test_services_for_longer(order: str) -> None:
     test_services_over_a_lossy_network(order, SLOW_SEEDS)
     test_services_survive_crashes(order, SLOW_SEEDS)
 
 
-@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
+@pytest.mark.parametrize("order", sorted(SERVICES))
 def test_messages_of_a_leaving_member_are_delivered(order: str) -> None:
     """All members deliver its messages, and the others continue without it."""
     for seed in range(4):

@@ -10,7 +10,7 @@ from unisono.check.causal import causal
 from unisono.check.completeness import agreement, uniform_agreement
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
-from unisono.model.services import SERVICE_CHECKS
+from unisono.model.capabilities import CAPABILITIES, SERVICES
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Trace
@@ -220,17 +220,17 @@ def test_a_delivery_at_the_instant_of_the_send_is_not_a_cause() -> None:
 
 
 def test_the_suite_checks_the_promises_of_a_service_and_no_total_order() -> None:
-    for order, promised in SERVICE_CHECKS.items():
+    for order in SERVICES:
         run, question, answer = conversation()
         run.meta = replace(run.meta, order=order)
         run.deliver(3, question)
         run.deliver(3, answer)
         verdicts = check_all(run.trace, until_ns=END)
-        assert set(verdicts) == {"integrity", "latency", *promised}
+        assert set(verdicts) == {"integrity", "latency", *CAPABILITIES[order].checks}
         assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}
 
 
-@pytest.mark.parametrize("order", sorted(SERVICE_CHECKS))
+@pytest.mark.parametrize("order", sorted(SERVICES))
 def test_the_suite_finds_a_planted_violation_of_each_promise(order: str) -> None:
     run, question, answer = conversation()
     run.meta = replace(run.meta, order=order)
@@ -239,4 +239,4 @@ def test_the_suite_finds_a_planted_violation_of_each_promise(order: str) -> None
         run.deliver(3, message)
     verdicts = check_all(run.trace, until_ns=END)
     broken = {name for name, verdict in verdicts.items() if verdict.status is Status.VIOLATED}
-    assert broken == {"integrity", *SERVICE_CHECKS[order]}
+    assert broken == {"integrity", *CAPABILITIES[order].checks}

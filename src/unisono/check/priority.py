@@ -39,8 +39,8 @@ from unisono.check.columns import (
     member_runs,
 )
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, no_violation
+from unisono.model.capabilities import recorded_capabilities
 from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Rows, Trace
 
@@ -139,7 +139,7 @@ def received_by_view(
 
     Reports messages received twice, outside their view, in two views, or from a sender that is not in the view.
     """
-    kind = EventKind.RECEIVE if trace.meta.order in PRIORITY_ORDERS else EventKind.DELIVER
+    kind = EventKind.RECEIVE if recorded_capabilities(trace.meta.order).pulled else EventKind.DELIVER
     rows = trace.of_kind(kind)
     rows = rows.select(rows.view != ABSENT)
     received: dict[tuple[MemberRunId, int], set[MessageId]] = {}

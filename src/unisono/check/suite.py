@@ -24,8 +24,7 @@ from unisono.check.priority import priority_accounting, view_atomicity
 from unisono.check.timing import is_checked, latency, rate_compliance
 from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import Reason, Verdict, graded_name, unknown
-from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.model.services import SERVICE_CHECKS
+from unisono.model.capabilities import recorded_capabilities
 from unisono.trace.schema import ABSENT
 from unisono.trace.table import Trace
 
@@ -33,11 +32,6 @@ NO_BOUND = 1 << 62
 LATENCIES = ("latency", graded_name("latency", EARLY), graded_name("latency", FINAL))
 SOME_UNGRADED = unknown("grades", Reason.GRADES_MIXED, "some deliveries have a grade and some have none")
 """For the priority order, whose members number their deliveries across all grades."""
-SLOT_ORDERS = frozenset({"cbr", "vbr"})
-"""The orders whose deliveries become final by agreement on the contents of each slot."""
-
-WITHOUT_KEYS = frozenset({"quasi_genuine", *SERVICE_CHECKS})
-"""The orders whose members do not all deliver the same messages in one sequence of keys."""
 
 
 def check_all(
@@ -51,7 +45,7 @@ def check_all(
     """One verdict per promise of the run, by name.
 
     A run that promised no gaps is checked for gaps, other runs for unexplained gaps. Latency is checked against the
-    bound. For a service without a total order (`model.services`), only the promises of that service are checked.
+    bound. For a service without a total order (`model.capabilities`), only the promises of that service are checked.
 
     Deliveries of several grades are checked grade by grade, under names such as `total_order[early]`. Final deliveries
     over a slot order are due after `grace_ns`.
@@ -59,13 +53,13 @@ def check_all(
     if trace.meta.order == "quasi_genuine":
         return _check_multigroup(trace, bound_ns=bound_ns, until_ns=until_ns)
     grades = trace.delivered_grades()
-    if FINAL in grades and trace.meta.order in SLOT_ORDERS:
+    if FINAL in grades and recorded_capabilities(trace.meta.order).slotted:
         early = trace.with_grade(EARLY)
         verdicts = check_all(early, bound_ns=bound_ns, until_ns=until_ns) if EARLY in grades else {}
         return {graded_name(name, EARLY): verdict for name, verdict in verdicts.items()} | _check_finals(
             trace, until_ns, grace_ns
         )
-    if grades and trace.meta.order in PRIORITY_ORDERS and (trace.deliveries().grade == ABSENT).any():
+    if grades and recorded_capabilities(trace.meta.order).pulled and (trace.deliveries().grade == ABSENT).any():
         return {"grades": SOME_UNGRADED}
     if len(grades) > 1:
         return {
@@ -75,10 +69,10 @@ def check_all(
                 trace.with_grade(grade), bound_ns=bound_ns, until_slot=until_slot, until_ns=until_ns
             ).items()
         }
-    if trace.meta.order in SERVICE_CHECKS:
+    if not recorded_capabilities(trace.meta.order).total_order:
         return _check_unordered(trace, bound_ns=bound_ns, until_ns=until_ns)
     # In the priority order, a member that crashed may have consumed messages at other positions (erratum 004-5).
-    by_priority = trace.meta.order in PRIORITY_ORDERS
+    by_priority = recorded_capabilities(trace.meta.order).pulled
     excused = excused_members(trace) if by_priority else set()
     binding = without_excused_deliveries(trace) if by_priority else trace
     verdicts = {
@@ -146,7 +140,7 @@ def _check_unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None
     """The promises of a service without a total order."""
     checks = {"fifo": fifo, "causal": causal}
     verdicts = check_messages(trace, (), bound_ns=bound_ns, until_ns=until_ns)
-    verdicts |= {name: checks[name](trace) for name in SERVICE_CHECKS[trace.meta.order] if name in checks}
+    verdicts |= {name: checks[name](trace) for name in recorded_capabilities(trace.meta.order).checks if name in checks}
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     return verdicts
@@ -176,10 +170,10 @@ def check_messages(
         if EARLY in grades:
             verdicts[graded_name("integrity", EARLY)] = integrity(trace.with_grade(EARLY), last_logged)
         return verdicts
-    if order in SERVICE_CHECKS:
+    if not recorded_capabilities(order).total_order:
         checks = {"agreement": agreement, "uniform_agreement": uniform_agreement}
         verdicts = {"integrity": integrity(trace, last_logged)}
-        promised = [name for name in SERVICE_CHECKS[order] if name in checks]
+        promised = [name for name in recorded_capabilities(order).checks if name in checks]
         return verdicts | {name: checks[name](trace, until_ns=until_ns, bound_ns=bound_ns) for name in promised}
     verdicts = {graded_name("integrity", FINAL): integrity(trace.with_grade(FINAL), last_logged)}
     if EARLY in grades:

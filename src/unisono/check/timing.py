@@ -5,8 +5,8 @@ Latency is the real time from a send to each of its deliveries.
 Rate compliance: no sender has more messages in a slot than its declared burst, nor more over time than its declared
 average. "Over time" means any k consecutive slots, with the k of the sender's pacer (`Rate.averaging_slots`). A
 delivered message's key says in which slot it was sent, so deliveries are enough. The check applies to slot orders
-(`RATE_CHECKED_ORDERS`) in runs whose rates and slot lengths did not change. A range of slots can be checked on its own;
-averaging windows that cross its edges are checked where ranges are joined, from the usage near the edges.
+(`Capabilities.rate_checked`) in runs whose rates and slot lengths did not change. A range of slots can be checked on
+its own; averaging windows that cross its edges are checked where ranges are joined, from the usage near the edges.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from unisono.check.columns import (
     stream_codes,
 )
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
+from unisono.model.capabilities import recorded_capabilities
 from unisono.model.rates import Rate
 from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
@@ -125,7 +126,6 @@ def _statistics(latencies_ns: Ints, bound_ns: int | None) -> LatencyStatistics:
 
 
 RATE_COMPLIANCE = "rate_compliance"
-RATE_CHECKED_ORDERS = frozenset({"vbr"})
 MAX_REPORTED = 100
 """How many rate violations a range reports individually."""
 
@@ -184,7 +184,7 @@ NO_USAGE = SlotUsage(*(np.empty(0, dtype=np.int64) for _ in _USAGE_COLUMNS))
 
 def declared_rates(meta: RunMeta) -> DeclaredRates | None:
     """The rates to check a run against; None if the check does not apply."""
-    if meta.order not in RATE_CHECKED_ORDERS or not meta.rates:
+    if not recorded_capabilities(meta.order).rate_checked or not meta.rates:
         return None
     return DeclaredRates(meta.theta_ns, meta.rates)
 

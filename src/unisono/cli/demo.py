@@ -37,9 +37,9 @@ from unisono.cluster.report import ClusterReport, check_cluster_run, record_cras
 from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported, unsupported_parts
 from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
 from unisono.errors import InvalidOption
+from unisono.model.capabilities import capabilities_of
 from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ns_to_ms
 from unisono.model.grades import GRADES
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
@@ -257,7 +257,7 @@ seed = {options.seed}
 
 def _consumer_toml(options: argparse.Namespace, members: int) -> str:
     """For priority orders: consumers that barely keep up, one of them slower; one message in five is urgent."""
-    if options.order not in PRIORITY_ORDERS:
+    if not capabilities_of(options.order).pulled:
         return ""
     each_ns = NS_PER_S / (0.8 * options.rate * members)
     usual, slow = (f'consume = "{int(share * each_ns)}ns"' for share in (0.4, 0.7))
@@ -438,7 +438,7 @@ def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, A
     if result["grades"] is not None:
         out.write(format_grades(result["grades"], latency))
     plain = scenario.order == "vbr" and not scenario.failures
-    if scenario.order in PRIORITY_ORDERS:
+    if capabilities_of(scenario.order).pulled:
         overtakings = report.verdicts["priority_accounting"].figures["overtakings"]
         out.write(f"  overtakings    {overtakings:,}: messages consumed directly before an earlier one\n")
         out.write("  bound          none: the consumers set the pace\n")

@@ -22,9 +22,9 @@ from unisono.cli.options import (
     parse_reliable,
 )
 from unisono.errors import InvalidOption
+from unisono.model.capabilities import capabilities_of
 from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.runtime.clock import new_incarnation
 from unisono.trace.metrics import MetricWriter
 
@@ -195,7 +195,7 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
         _print_status(f"member {group.member} of {group.reference}")
         members = ", ".join(map(str, group.members))
         bound = duration_text(group.bound_ns)
-        pulls = options.order in PRIORITY_ORDERS
+        pulls = capabilities_of(options.order).pulled
         _print_status(
             f"members {members}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}")
         )

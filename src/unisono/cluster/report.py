@@ -20,10 +20,10 @@ from unisono.check.suite import check_all, latency_of
 from unisono.check.timing import latency
 from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
+from unisono.model.capabilities import capabilities_of, recorded_capabilities
 from unisono.model.durations import ns_to_ms
 from unisono.model.faults import fault_to_row
 from unisono.model.histogram import Histogram
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario
 from unisono.model.timing import Timing
 from unisono.stack import build
@@ -158,7 +158,7 @@ class ClusterReport:
         """The figures that `demo --json` prints."""
         figures = latency_of(self.verdicts).figures
         # In the priority orders consumers set the pace, so no delivery is late.
-        bounded = self.trace.meta.order not in PRIORITY_ORDERS
+        bounded = not recorded_capabilities(self.trace.meta.order).pulled
         late_declared = latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"] if bounded else None
         return {
             "verdict": self.verdict.value,
@@ -239,12 +239,12 @@ def check_cluster_run(
         delta_ns=measured.delay_ns + measured.lateness_ns,
         gamma_ns=measured.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
-        bound_ns=None if scenario.order in PRIORITY_ORDERS else bound_ns,
+        bound_ns=None if capabilities_of(scenario.order).pulled else bound_ns,
         reliable=build(scenario.policy_for(scenario.members[0])).order.gap_free(),
         source="runtime",
         faults=tuple(map(fault_to_row, scenario.faults)),
         rates=scenario.constant_rates,
-        declared_bound_ns=None if scenario.order in PRIORITY_ORDERS else _latency_bound_ns(scenario, longest),
+        declared_bound_ns=None if capabilities_of(scenario.order).pulled else _latency_bound_ns(scenario, longest),
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)

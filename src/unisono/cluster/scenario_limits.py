@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from unisono.cluster.supervisor import MemberSchedule
 from unisono.errors import InvalidOption
+from unisono.model.capabilities import capabilities_of
 from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Crash, Loss, Partition, Pause, Reordering
 from unisono.model.losses import max_lost
 from unisono.model.scenario import Restart, Scenario, Start
-
-ORDERS_THAT_WAIT = frozenset({"cbr", "vbr"})
-"""Orders that wait forever for a lost message or a crashed member, unless options allow for losses or failures."""
-LEADER_ORDERS = frozenset({"leader", "timestamp"})
-"""Orders that retransmit lost messages and elect another leader when theirs crashes."""
 
 
 def refuse_unsupported(scenario: Scenario) -> None:
@@ -23,7 +19,7 @@ def refuse_unsupported(scenario: Scenario) -> None:
             f"the order {scenario.order} starts when all members are up and admits no member later; "
             "use the order vbr with --failures",
         )
-    if scenario.order not in ORDERS_THAT_WAIT:
+    if not capabilities_of(scenario.order).waits_for_all:
         return
     losses = [fault for fault in scenario.faults if isinstance(fault, Loss) and fault.probability > 0]
     if losses and scenario.reliable is None:
@@ -37,7 +33,8 @@ def refuse_unsupported(scenario: Scenario) -> None:
 
 def _admits_late_members(scenario: Scenario) -> bool:
     """Whether a running group admits new members."""
-    return scenario.failures if scenario.order == "vbr" else scenario.order not in ORDERS_THAT_WAIT | LEADER_ORDERS
+    capabilities = capabilities_of(scenario.order)
+    return capabilities.admits_late_members or (scenario.failures and capabilities.slotted)
 
 
 def _failures_hint(order: str) -> str:
@@ -72,7 +69,7 @@ def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
 def loss_warning(scenario: Scenario) -> str:
     """A warning if the scenario loses datagrams under an order whose bound assumes no loss; else empty."""
     lossy = any(isinstance(fault, Loss) and fault.probability > 0 for fault in scenario.faults)
-    if lossy and scenario.reliable is None and scenario.order in LEADER_ORDERS:
+    if lossy and scenario.reliable is None and capabilities_of(scenario.order).led:
         return (
             f"the order {scenario.order} assumes that nothing is lost: a lost message is retransmitted and late, and a "
             "member that misses too much may be excluded"

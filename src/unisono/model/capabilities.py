@@ -115,6 +115,15 @@ needs the end-of-slot marks of VBR.
 """
 
 
+SERVICES: Final = tuple(name for name, each in CAPABILITIES.items() if not each.total_order)
+"""The orders without a total order: the services over reliable multicast."""
+
+
+def recorded_capabilities(order: str) -> Capabilities:
+    """What the order of a recorded run can do. An unknown order counts as a total order without further promises."""
+    return CAPABILITIES.get(order, Capabilities())
+
+
 def capabilities_of(order: str) -> Capabilities:
     """What the order of this name can do; InvalidOption if there is no such order."""
     found = CAPABILITIES.get(order)

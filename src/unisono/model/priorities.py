@@ -3,5 +3,3 @@
 from typing import Final
 
 PRIORITY_MAX: Final = 0x7FFF
-PRIORITY_ORDERS: Final = ("priority", "priority_coordinator")
-"""The priority orders: acknowledgments go to all members (paper 004, Figure 4), or to a coordinator (§5)."""

@@ -26,9 +26,9 @@ from unisono.check.message_shards import (
 )
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict
 from unisono.check.shard_summary import RangeSummary, last_logged_sequences
-from unisono.check.suite import NO_BOUND, SLOT_ORDERS, as_unbounded
+from unisono.check.suite import NO_BOUND, as_unbounded
 from unisono.check.verdict import Reason, Verdict, graded_name, no_violation, unknown
-from unisono.model.services import SERVICE_CHECKS
+from unisono.model.capabilities import recorded_capabilities
 from unisono.pipeline.spark_tasks import Runner, ShardTask, shard_rows, summarize_ranges
 from unisono.trace.files import Layout
 from unisono.trace.schema import EventKind, TraceDamaged
@@ -51,7 +51,7 @@ class RecordedRun:
     @property
     def has_finals(self) -> bool:
         """Whether the run has final deliveries over a slot order."""
-        return self.layout.meta.order in SLOT_ORDERS
+        return recorded_capabilities(self.layout.meta.order).slotted
 
     @property
     def events(self) -> Rows:
@@ -67,7 +67,7 @@ class RecordedRun:
 
 def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:
     """The same verdicts as `check.suite.check_all` over the whole run."""
-    if run.layout.meta.order in SERVICE_CHECKS and len(run.grades) > 1:
+    if not recorded_capabilities(run.layout.meta.order).total_order and len(run.grades) > 1:
         reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
         return {"messages": unknown("messages", Reason.GRADES_MIXED, reason)}
     # Early deliveries oblige no other member, even if no delivery became final.
@@ -88,7 +88,7 @@ def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:
         last_logged=last_logged_sequences(run.summaries),
         bound_ns=run.bound_ns,
         late_after_ns=None if run.has_finals else run.bound_ns,
-        checks_causal="causal" in SERVICE_CHECKS.get(run.layout.meta.order, ()),
+        checks_causal="causal" in recorded_capabilities(run.layout.meta.order).checks,
     )
     most_rows = max_shard_rows(run.summaries)
     found = _shard_findings(run, frame, cut, most_rows)
@@ -147,8 +147,9 @@ def _check_order(
         )
         return check_ranges(found, only)
 
-    if plan.meta.order in SERVICE_CHECKS:
-        return in_ranges(graded_summaries, binding_grade, ["fifo"]) if "fifo" in SERVICE_CHECKS[plan.meta.order] else {}
+    capabilities = recorded_capabilities(plan.meta.order)
+    if not capabilities.total_order:
+        return in_ranges(graded_summaries, binding_grade, ["fifo"]) if "fifo" in capabilities.checks else {}
     if not run.has_finals:
         return in_ranges(graded_summaries, binding_grade, ["total_order", "fifo"])
     verdicts: dict[str, Verdict] = {}

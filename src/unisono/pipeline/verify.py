@@ -14,9 +14,9 @@ from pathlib import Path
 from unisono.check.final import FINAL
 from unisono.check.ranges import MAX_SUSPECT_ROWS, SummarizedRun, check_ranges
 from unisono.check.shard_summary import RangeSummary
-from unisono.check.suite import SLOT_ORDERS, WITHOUT_KEYS, check_all
+from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict, graded_name, overall, unknown
-from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.model.capabilities import recorded_capabilities
 from unisono.pipeline.message_shards import RecordedRun, verify_in_shards
 from unisono.pipeline.priority_runs import verify_in_windows
 from unisono.pipeline.spark_tasks import Runner, in_process, on_spark, summarize_ranges, summary_task
@@ -99,14 +99,14 @@ def verify(
     tasks = [
         summary_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)
-        if plan.meta.order
-        not in PRIORITY_ORDERS  # its sends and deliveries have different slots, so all would cross ranges
+        # Where the application pulls, sends and deliveries have different slots, so all would cross ranges.
+        if not recorded_capabilities(plan.meta.order).pulled
         for files in plan.ranges
     ]
     outcomes = dict(zip(((task.run_number, task.files) for task in tasks), runner(tasks), strict=True))
     for number, plan in enumerate(plans):
         try:
-            if plan.meta.order in PRIORITY_ORDERS:
+            if recorded_capabilities(plan.meta.order).pulled:
                 by_priority = partial(_verify_priority, runner=runner, max_suspect_rows=max_suspect_rows)
                 verdicts = (_verify_whole if plan.rows <= max_whole_rows else by_priority)(plan, bound_ns)
             else:
@@ -131,8 +131,9 @@ def _verify_summaries(
     _require_all_members(plan, concatenated([found.events for found in surveys]))
     load, bound = partial(_load, plan), plan.meta.bound_ns if bound_ns is None else bound_ns
     grades = tuple(sorted({grade for found in surveys for grade in found.grades}))
-    finals = FINAL in grades and plan.meta.order in SLOT_ORDERS
-    if finals or plan.meta.order in WITHOUT_KEYS:
+    capabilities = recorded_capabilities(plan.meta.order)
+    finals = FINAL in grades and capabilities.slotted
+    if finals or not capabilities.keyed:
         if plan.rows <= whole_rows:
             return _verify_whole(plan, bound_ns)
         return verify_in_shards(RecordedRun(plan, tuple(surveys), grades, bound, load, runner, looked_at_rows))

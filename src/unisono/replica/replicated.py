@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias
 
 from unisono.errors import GroupClosed, InvalidOption
 from unisono.group import Group
+from unisono.model.capabilities import capabilities_of, orders_with
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import Batch, Notice, TimingChange, ViewChange, Violation
 from unisono.model.grades import Grade
@@ -32,10 +33,6 @@ HEAD_BYTES = _MESSAGE_HEAD.size
 PART_BYTES = 1024
 """The default size of the parts in which a snapshot is sent."""
 STATE_REQUEST_RETRY_S = 1.0
-ORDERS_WITH_POSITIONS = frozenset({"cbr", "consensus", "vbr"})
-"""Orders that count the final messages before each message, so a newcomer sees that it missed some."""
-ORDERS_STARTING_TOGETHER = frozenset({"cbr", "leader", "quasi_genuine", "timestamp", "vbr"})
-"""Orders whose members all start with the first message, unless deliveries have two grades."""
 
 
 class Replicated:
@@ -56,7 +53,7 @@ class Replicated:
         stats = group.stats()
         if not stats.gap_free:
             raise InvalidOption("grades", 'this order has gaps, so states would differ; join with grades="both"')
-        orders = ORDERS_WITH_POSITIONS | ORDERS_STARTING_TOGETHER
+        orders = {*orders_with("numbers_finals"), *orders_with("starts_together")}
         if stats.order not in orders:
             raise InvalidOption("order", f"expected one of {', '.join(sorted(orders))}, got {stats.order!r}")
         self._order = stats.order
@@ -149,9 +146,8 @@ class Replicated:
     def _on_batch(self, batch: Batch) -> None:
         final = batch.grade is not Grade.EARLY
         if final and not self._has_final:
-            counted = self._order in ORDERS_WITH_POSITIONS and (
-                batch.grade is Grade.FINAL or self._order not in ORDERS_STARTING_TOGETHER
-            )
+            capabilities = capabilities_of(self._order)
+            counted = capabilities.numbers_finals and (batch.grade is Grade.FINAL or not capabilities.starts_together)
             self._has_final, self._complete = True, not counted or batch.first_position == 0
             if not self._complete:
                 self._request_state()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from unisono.model.capabilities import CAPABILITIES
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import check_slots
@@ -30,17 +31,24 @@ from unisono.wire.frame import FRAME_NUMBER_MAX
 class Candidate:
     """An order that the planner can choose: its offer, and how many multicasts a delivery depends on."""
 
+    order: str
     offer: OfferFunction
     hops: Callable[[int], int]
     """A function of the number of members. Orders that never skip a member depend on a datagram from each member."""
-    fec_possible: bool = False
-    """Whether it can run over forward error correction, which needs slots that close with an end-of-slot mark."""
-    resends: bool = False
+    resends: bool = True
     """Whether it retransmits lost messages."""
     network_only: bool = False
-    """Whether it runs only directly on the network, not over RMCast."""
-    can_be_final: bool = False
-    """Whether its deliveries can become final."""
+    """Whether it is planned only directly on the network, not over RMCast."""
+
+    @property
+    def fec_possible(self) -> bool:
+        """Whether it can run over forward error correction."""
+        return "fec" in CAPABILITIES[self.order].options
+
+    @property
+    def can_be_final(self) -> bool:
+        """Whether its deliveries can become final."""
+        return "grades" in CAPABILITIES[self.order].options
 
     def offer_in_grades(self, ask: Ask) -> Offer:
         """Its offer in the requested grades, if it supports them; final deliveries fill the gaps of early ones."""
@@ -50,16 +58,21 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate(cbr_offer.offer, lambda members: members, can_be_final=True),
-    Candidate(vbr_offer.offer, lambda members: members, fec_possible=True, can_be_final=True),
-    Candidate(vbr_offer.offer_with_failures, lambda _: 1, fec_possible=True, can_be_final=True),
-    Candidate(leader.offer, lambda _: 2, resends=True),
-    Candidate(timestamp.offer, lambda _: 3, resends=True),
-    Candidate(consensus_offer.offer_consensus, lambda _: 4, resends=True),
-    Candidate(quasi_genuine_offer.offer_quasi_genuine_on_demand, lambda _: 4, resends=True, network_only=True),
-    Candidate(quasi_genuine_offer.offer_quasi_genuine_periodic, lambda _: 4, resends=True, network_only=True),
-    Candidate(priority_offer.offer_priority, lambda members: members, resends=True, network_only=True),
-    Candidate(priority_offer.offer_priority_coordinator, lambda members: members + 1, resends=True, network_only=True),
+    Candidate("cbr", cbr_offer.offer, lambda members: members, resends=False),
+    Candidate("vbr", vbr_offer.offer, lambda members: members, resends=False),
+    Candidate("vbr", vbr_offer.offer_with_failures, lambda _: 1, resends=False),
+    Candidate("leader", leader.offer, lambda _: 2),
+    Candidate("timestamp", timestamp.offer, lambda _: 3),
+    Candidate("consensus", consensus_offer.offer_consensus, lambda _: 4),
+    Candidate("quasi_genuine", quasi_genuine_offer.offer_quasi_genuine_on_demand, lambda _: 4, network_only=True),
+    Candidate("quasi_genuine", quasi_genuine_offer.offer_quasi_genuine_periodic, lambda _: 4, network_only=True),
+    Candidate("priority", priority_offer.offer_priority, lambda members: members, network_only=True),
+    Candidate(
+        "priority_coordinator",
+        priority_offer.offer_priority_coordinator,
+        lambda members: members + 1,
+        network_only=True,
+    ),
 )
 
 
