@@ -297,7 +297,7 @@ from unisono.trace.files import ParquetWriter
 
 async def main():
     incarnation = new_incarnation()
-    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, life=incarnation, flush_s=0)
+    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, incarnation=incarnation, flush_s=0)
     joining = unisono.join(
         "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=incarnation
     )

@@ -54,7 +54,7 @@ def test_a_killed_sender_leaves_the_survivors_in_agreement(tmp_path: Path) -> No
 def test_a_redundancy_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for words, told in (
         ("4", "--reliable: expected ρ/η"),
-        ("4/fast", "--reliable: a duration"),
+        ("4/fast", "--reliable: expected a duration"),
         ("900/6ms", "redundancy.rho"),
     ):
         done = unisono("demo", "--reliable", words, "--out", str(tmp_path / "run"))
