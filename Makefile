@@ -15,8 +15,8 @@ UV ?= $(firstword $(wildcard $(BIN)/uv) uv)
 # Tests start hundreds of short processes. Without cached bytecode, each of them would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A stamp is written after a successful installation. The installation is repeated when the lock or pyproject.toml is newer.
-# The dev lock contains the base lock, so installing dev writes both stamps.
+# A stamp is written after a successful installation. The installation is repeated when the lock or pyproject.toml is
+# newer. The dev lock contains the base lock, so installing dev writes both stamps.
 BASE_STAMP := $(VENV)/.base-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
@@ -61,7 +61,7 @@ endef
 define install
 @echo "installing $(1) into $(VENV); the first time takes a few minutes"
 @$(PIP) --require-hashes -r $(1) || { \
-    echo "error: could not install $(1); see the output above. Is a network or a package mirror reachable?" >&2; exit 3; }
+    echo "error: could not install $(1); see the output above. Is a network or package mirror reachable?" >&2; exit 3; }
 @$(PIP) --no-deps --no-build-isolation -e .
 endef
 

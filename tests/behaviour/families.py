@@ -66,7 +66,7 @@ def _scenario(draw: Callable[[int], Scenario], seed: int, recording: Recording) 
 
 
 def consensus_scenario(seed: int) -> Scenario:
-    """Total order by consensus with stable storage: the troubles of `finals`, in the other order."""
+    """Total order by consensus with stable storage, and the faults of `finals`."""
     base = finals(seed)
     return replace(base, source=f"consensus({seed})", order="consensus", grades="early", failures=False, loss_burst=0)
 
@@ -90,12 +90,12 @@ def priority_scenario(order: str, seed: int) -> Scenario:
 
 
 def final_scenario(seed: int) -> Scenario:
-    """Final deliveries alone, without the early ones."""
+    """Only final deliveries, without early ones."""
     return replace(finals(seed), source=f"final only({seed})", grades="final")
 
 
 def rmcast_scenario(order: str, seed: int) -> Scenario:
-    """An order or a service over reliable multicast: as it is, with crashes, with counting receivers, with a leave."""
+    """An order or service over reliable multicast: plain, with crashes, with counting receivers, or with a leave."""
     scenario = crashing(seed, order) if seed % 4 == 1 and order in SERVICE_LAYERS else lossy(seed, order)
     if seed % 4 == 2:
         scenario = counted(scenario)
@@ -105,7 +105,7 @@ def rmcast_scenario(order: str, seed: int) -> Scenario:
 
 
 def rmcast_failures(seed: int) -> Scenario:
-    """VBR with failures over reliable multicast: one member joins late, another crashes and comes back."""
+    """VBR with failures over reliable multicast: one member joins late, another crashes and returns."""
     scenario = lossy(seed, "vbr")
     first, last = scenario.members[0], scenario.members[-1]
     return replace(
@@ -118,7 +118,7 @@ def rmcast_failures(seed: int) -> Scenario:
 
 
 def wrong_clocks(seed: int) -> Scenario:
-    """A clock that is off by more than Γ: members probe each other's clocks and leave the wrong one out."""
+    """A clock that is off by more than Γ: members probe each other's clocks and fence the wrong one."""
     base = swarm.churning(seed) if seed % 2 else swarm.calm(seed)
     wrong = Random(f"clocks {seed}").choice(base.members)
     offset_ns = (base.timing.gamma_ns + NS_PER_MS) * (3 if seed % 4 < 2 else -3)
@@ -131,11 +131,11 @@ def scenario_file(seed: int) -> Scenario:
     return parse_scenario(path.read_text("utf-8"), path.name)
 
 
-# -- worlds of their own -----------------------------------------------------------------------------------------
+# -- families with their own world -------------------------------------------------------------------------------
 
 
 def _led(seed: int, recording: Recording) -> None:
-    """A leader that dies, is cut off or leaves, among clocks that have nothing to do with each other."""
+    """A leader that crashes, is partitioned or leaves, in a group with unrelated clocks."""
     order = LEADER_ORDERS[seed % 2]
     what = seed // 2 % 4
     if what == 0:
@@ -194,7 +194,7 @@ def _membership_automata(seed: int, recording: Recording) -> None:
 
 
 def _meta(members: Sequence[int]) -> RunMeta:
-    """The parameters of a trace whose rows alone count."""
+    """Parameters of a trace of which only the rows are hashed."""
     return RunMeta(
         run="behaviour",
         group="behaviour",
@@ -210,7 +210,7 @@ def _meta(members: Sequence[int]) -> RunMeta:
 
 
 def _ideal(seed: int, recording: Recording) -> None:
-    """The priority order's algorithm among ideal views."""
+    """The algorithm of the priority order over ideal views."""
     chance = RandomStreams(seed).stream("priority swarm")
     group = random_group(chance)
     recording.outcome(*run_randomly(group, chance))
@@ -219,7 +219,7 @@ def _ideal(seed: int, recording: Recording) -> None:
 
 
 def _copies(seed: int, recording: Recording) -> None:
-    """Reliable multicast's automaton alone, many messages at a time."""
+    """The automaton of reliable multicast alone, with many messages at a time."""
     adaptives: tuple[Adaptive, ...] = ("none", "heuristic", "counting")
     scenarios: tuple[CopyScenario, ...] = (
         "no crash",
