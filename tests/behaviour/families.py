@@ -166,7 +166,7 @@ def _consensus_automata(seed: int, recording: Recording) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "transmit", transmitting)
         recording.outcome(consensus_world.recovers_after_faults(world))
-    recording.outcome(*[(told.member, told.incarnation, told.instance, told.value) for told in world.reported])
+    recording.outcome(*[(each.member, each.incarnation, each.instance, each.value) for each in world.reported])
 
 
 def _membership_automata(seed: int, recording: Recording) -> None:
@@ -187,7 +187,7 @@ def _membership_automata(seed: int, recording: Recording) -> None:
                 number,
                 member.incarnation,
                 len(member.exclusion_reasons),
-                *[(told.sender, told.body) for told in member.unicasts],
+                *[(unicast.sender, unicast.body) for unicast in member.unicasts],
             )
         )
     recording.rows(world.memory_trace.trace(_meta(world.numbers)))
@@ -228,7 +228,7 @@ def _copies(seed: int, recording: Recording) -> None:
         "anybody crashes",
     )
     scenario = scenarios[seed % 4]
-    mortal = scenario == "anybody crashes"
+    may_crash = scenario == "anybody crashes"
     redundancy = Redundancy(1 + seed % 3, 4_600_000, NS_PER_MS * (seed % 2), adaptives[seed // 4 % 3])
     setting = RmcastCase(
         (3, 8, 20)[seed % 3],
@@ -237,8 +237,8 @@ def _copies(seed: int, recording: Recording) -> None:
         0.1,
         scenario,
         direct_receivers=2 if scenario == "direct receivers" else 0,
-        crash_in_send_probability=0.02 if mortal else 0.0,
-        crash_before_takeover_probability=0.1 if mortal else 0.0,
+        crash_in_send_probability=0.02 if may_crash else 0.0,
+        crash_before_takeover_probability=0.1 if may_crash else 0.0,
     )
     found = RmcastRuns(setting, generator(seed)).run(200)
     recording.outcome(*[column.tolist() for column in (found.first_ns, found.one_receiver_ns, found.last_ns)])

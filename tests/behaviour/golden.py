@@ -413,7 +413,7 @@ def contents() -> dict[str, Example]:
     )
     settings = Settings((3, 5_000_000, 1_000_000), (1, 4), 4_000_000)
     known = (beacon.Applicant(4, "192.0.2.1", 7000, 11, 1), beacon.Applicant(5, "192.0.2.2", 7001, 12))
-    told = beacon.Beacon(GROUP, 3, 11, 99, True, False, known)
+    beacon_value = beacon.Beacon(GROUP, 3, 11, 99, True, False, known)
     group_state, queue_state = _group_state(), _priority_state()
     bodies: dict[str, priority.PriorityBody] = {
         "message": priority.MessageBody(4, 3, 17, 2, b"payload"),
@@ -456,7 +456,7 @@ def contents() -> dict[str, Example]:
         ),
         "settings": Example(settings, demand.encode_settings(settings), demand.decode_settings),
         "settings with verdict": Example((settings, commanded), commanded, command),
-        "beacon": Example(told, beacon.encode_beacon(told), beacon.decode_beacon),
+        "beacon": Example(beacon_value, beacon.encode_beacon(beacon_value), beacon.decode_beacon),
     }
 
 

@@ -98,11 +98,11 @@ class Recording:
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
-    """Record what simulated members send and store meanwhile.
+    """Record the datagrams and stored records of all simulated members while the context is open.
 
-    `World.transmit` is the one place through which a simulated member's datagrams pass, and `SimDisk.apply` the one
-    through which its records pass. When these move, hook into their successors: with the true time, the sender, the
-    destination (0 for everyone), whether IP multicast may be used, and the bytes; and with each record in order.
+    All datagrams of simulated members pass through `World.transmit`, and all their records through `SimDisk.apply`.
+    When these move, hook into their successors. A datagram is recorded with the true time, the sender, the destination
+    (0 for all members), whether IP multicast may be used, and the bytes. Records are recorded in order.
     """
     recording = Recording()
     transmit, apply, make_disk = World.transmit, SimDisk.apply, SimDisk.__init__
