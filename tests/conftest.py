@@ -1,6 +1,6 @@
-"""Hypothesis profiles, and which tests stay together where several processes run them.
+"""Hypothesis profiles, and which tests stay together when several processes run them.
 
-A property is judged by its answer and never by how long this machine took.
+Properties have no deadline: their result must not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 TOGETHER = ("tests/pipeline/", "tests/process/test_packaging.py", "tests/process/test_sla.py")
-"""Tests that share a Spark session, a build or a run of processes, which takes longer than the tests themselves."""
+"""Tests that share a Spark session, a build or a run of processes, whose set-up takes longer than the tests."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Each test goes to whichever process is free, but for those that share something.
+    """Runs each test on any free process, but all tests of one entry of TOGETHER on the same process.
 
-    The mark `xdist_group` would say the same, and is not heeded: https://github.com/pytest-dev/pytest-xdist/issues/1386
+    The mark `xdist_group` should do the same but is ignored: https://github.com/pytest-dev/pytest-xdist/issues/1386
     """
 
     def _split_scope(self, nodeid: str) -> str:

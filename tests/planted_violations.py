@@ -18,15 +18,15 @@ from unisono.trace.table import Ints, Rows, concatenated
 
 @dataclass(frozen=True, slots=True)
 class PlantedViolation:
-    """What must be found: the check, and the messages and members of its witness."""
+    """The check that must find the violation, and the messages and members of its witness."""
 
     check: str
     messages: frozenset[MessageId]
     member: int | None
-    """Who must be among the witness's members; None where all did the same."""
+    """A member that the witness must name; None if all members did the same."""
 
     def assert_found(self, verdicts: dict[str, Verdict]) -> None:
-        """Fail unless the verdicts have it."""
+        """Fail unless the verdicts contain this violation."""
         verdict = verdicts[self.check]
         assert verdict.status is Status.VIOLATED, verdict
         assert verdict.witness is not None
@@ -39,7 +39,7 @@ Plant = Callable[[Path], PlantedViolation]
 
 
 def plant_swapped_deliveries(folder: Path) -> PlantedViolation:
-    """Member 2 delivers two messages of different senders the other way round."""
+    """Member 2 swaps the deliveries of two messages of different senders."""
     part = parts_of(folder, 2)[len(parts_of(folder, 2)) // 2]
     rows = read_part(part)
     delivered = _deliveries(rows)
@@ -62,13 +62,13 @@ def plant_unsent_message(folder: Path) -> PlantedViolation:
 
 
 def plant_duplicate(folder: Path) -> PlantedViolation:
-    """Member 3 delivers its last message once more."""
+    """Member 3 delivers its last message twice."""
     rows = _append(folder, 3, lambda last: {"place": 99 * PLACES_PER_SENDER})
     return PlantedViolation("integrity", frozenset({_message(rows, int(_deliveries(rows)[-1]))}), 3)
 
 
 def plant_fifo_violation(folder: Path) -> PlantedViolation:
-    """Everywhere a message comes before an earlier one of its sender."""
+    """All members deliver a message before an earlier one of the same sender."""
     found: frozenset[MessageId] = frozenset()
     for member in read_meta(folder / META_NAME).members:
         part = parts_of(folder, member)[len(parts_of(folder, member)) // 3]
@@ -95,7 +95,7 @@ def plant_gap(folder: Path) -> PlantedViolation:
 
 
 def plant_late_delivery(folder: Path) -> PlantedViolation:
-    """Member 2 delivers one message past the bound."""
+    """Member 2 delivers one message later than the bound."""
     part = parts_of(folder, 2)[len(parts_of(folder, 2)) // 2]
     rows = read_part(part)
     one = int(_deliveries(rows)[len(_deliveries(rows)) // 3])
@@ -120,7 +120,7 @@ def plant_rate_violation(folder: Path) -> PlantedViolation:
 
 
 def allow_gaps(folder: Path) -> None:
-    """Let the run be one whose order may have gaps, each with a cause: every member had everyone in its list."""
+    """Change the run's order to one that may have gaps, each with a cause; all members are in every member's view."""
     write_json(folder / META_NAME, {**read_json(folder / META_NAME), "reliable": False})
     members = read_meta(folder / META_NAME).members
     for member in members:
@@ -166,7 +166,7 @@ def _with(rows: Rows, **changes: dict[int, int]) -> Rows:
 
 
 def _append(folder: Path, member: int, change: Callable[[Rows], dict[str, int]]) -> Rows:
-    """One more delivery at the end, like the last one but for what is changed; gives the rows that were there."""
+    """Append a copy of the last delivery with some changes; gives the rows before that."""
     part = parts_of(folder, member)[-1]
     rows = read_part(part)
     last = rows.select(_deliveries(rows)[-1:])
@@ -183,6 +183,6 @@ def _write(part: Path, rows: Rows) -> None:
 
 
 def _count(folder: Path, member: int, more: int) -> None:
-    """The record of the closed recording counts the rows."""
+    """Update the row count in the end mark of the recording."""
     path = folder / f"member={member}" / "end.0.json"
     write_end(path.parent, 0, rows=read_json(path)["rows"] + more, dropped=0)

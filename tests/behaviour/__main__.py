@@ -2,10 +2,10 @@
 
 python -m tests.behaviour [--write] [--family NAME]... [--processes N] [--seed FAMILY SEED]
 
-Without options it plays every family and exits with 1, naming the families that differ, unless all hashes are equal.
-`--write` commits to the present behaviour: it replaces tests/behaviour/baseline.json. `--seed` plays one run and prints
-its hashes, to compare two checkouts. Times and random draws go through floating point, so a machine with another
-mathematical library may need a baseline of its own: write one with the older commit first.
+Without options it runs every family. If hashes differ, it names the families and exits with status 1. `--write`
+replaces tests/behaviour/baseline.json by the present behaviour. `--seed` runs one seed and prints its hashes, to
+compare two checkouts. Times and random draws use floating point, so a machine with another mathematical library may
+need its own baseline: write one with the older commit first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", action="store_true", help="replace the baseline by the present behaviour")
     parser.add_argument("--family", action="append", choices=tuple(FAMILIES), help="only this one; may be repeated")
     parser.add_argument("--processes", type=int, default=2, help="how many worker processes (default: 2)")
-    parser.add_argument("--seed", nargs=2, metavar=("FAMILY", "SEED"), help="play one run and print its hashes")
+    parser.add_argument("--seed", nargs=2, metavar=("FAMILY", "SEED"), help="run one seed and print its hashes")
     return parser
 
 

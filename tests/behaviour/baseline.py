@@ -1,4 +1,4 @@
-"""The committed hashes of the runs, and what of a new set of hashes differs from them."""
+"""The committed hashes of the runs, and the comparison of new hashes with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.behaviour.recording import STREAMS, Recording
 
 PATH: Final = Path(__file__).with_name("baseline.json")
 RUN_DIGITS: Final = 8
-"""A run is committed with so many digits of its hash, to name the seeds that differ; families have theirs in full."""
+"""Digits of a run's hash in the baseline, enough to name the seeds that differ. Families have full hashes."""
 SEEDS_SHOWN: Final = 5
 
 
@@ -83,9 +83,9 @@ def differences(expected: Mapping[str, FamilyHash], found: Mapping[str, FamilyHa
     for name in sorted({*expected, *found}):
         one, other = expected.get(name), found.get(name)
         if one is None or other is None:
-            lines.append(f"{name}: {'is not in the baseline' if one is None else 'is in the baseline alone'}")
+            lines.append(f"{name}: {'is not in the baseline' if one is None else 'is only in the baseline'}")
         elif len(one.runs) != len(other.runs):
-            lines.append(f"{name}: {len(other.runs)} runs, and the baseline has {len(one.runs)}")
+            lines.append(f"{name}: {len(other.runs)} runs, but the baseline has {len(one.runs)}")
         elif one.streams != other.streams:
             streams = [stream for stream in STREAMS if one.streams.get(stream) != other.streams[stream]]
             seeds = [seed for seed, pair in enumerate(zip(one.runs, other.runs, strict=True)) if pair[0] != pair[1]]

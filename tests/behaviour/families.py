@@ -65,7 +65,7 @@ def _scenario(draw: Callable[[int], Scenario], seed: int, recording: Recording) 
 
 
 def consensus_scenario(seed: int) -> Scenario:
-    """Total order by consensus with stable storage: the troubles of `finals`, in the other order."""
+    """Total order by consensus with stable storage, and the faults of `finals`."""
     base = finals(seed)
     return replace(base, source=f"consensus({seed})", order="consensus", grades="early", failures=False, loss_burst=0)
 
@@ -89,7 +89,7 @@ def priority_scenario(order: str, seed: int) -> Scenario:
 
 
 def final_scenario(seed: int) -> Scenario:
-    """Final deliveries alone, without the early ones."""
+    """Only final deliveries, without early ones."""
     return replace(finals(seed), source=f"final only({seed})", grades="final")
 
 
@@ -104,7 +104,7 @@ def rmcast_scenario(order: str, seed: int) -> Scenario:
 
 
 def rmcast_failures(seed: int) -> Scenario:
-    """VBR with failures over reliable multicast: one member joins late, another crashes and comes back."""
+    """VBR with failures over reliable multicast: one member joins late, another crashes and returns."""
     scenario = lossy(seed, "vbr")
     first, last = scenario.members[0], scenario.members[-1]
     return replace(
@@ -117,7 +117,7 @@ def rmcast_failures(seed: int) -> Scenario:
 
 
 def wrong_clocks(seed: int) -> Scenario:
-    """A clock that is off by more than Γ: members probe each other's clocks and leave the wrong one out."""
+    """A clock that is off by more than Γ: members probe each other's clocks and fence the wrong one."""
     base = swarm.churning(seed) if seed % 2 else swarm.calm(seed)
     wrong = Random(f"clocks {seed}").choice(base.members)
     offset_ns = (base.timing.gamma_ns + NS_PER_MS) * (3 if seed % 4 < 2 else -3)
@@ -130,11 +130,11 @@ def scenario_file(seed: int) -> Scenario:
     return parse_scenario(path.read_text("utf-8"), path.name)
 
 
-# -- worlds of their own -----------------------------------------------------------------------------------------
+# -- families with their own world -------------------------------------------------------------------------------
 
 
 def _led(seed: int, recording: Recording) -> None:
-    """A leader that dies, is cut off or leaves, among clocks that have nothing to do with each other."""
+    """A leader that crashes, is partitioned or leaves, in a group with unrelated clocks."""
     order = LEADER_ORDERS[seed % 2]
     what = seed // 2 % 4
     if what == 0:
@@ -165,7 +165,7 @@ def _consensus_automata(seed: int, recording: Recording) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "transmit", transmitting)
         recording.outcome(consensus_world.recovers_after_faults(world))
-    recording.outcome(*[(told.member, told.incarnation, told.instance, told.value) for told in world.reported])
+    recording.outcome(*[(each.member, each.incarnation, each.instance, each.value) for each in world.reported])
 
 
 def _membership_automata(seed: int, recording: Recording) -> None:
@@ -186,14 +186,14 @@ def _membership_automata(seed: int, recording: Recording) -> None:
                 number,
                 member.incarnation,
                 len(member.exclusion_reasons),
-                *[(told.sender, told.body) for told in member.unicasts],
+                *[(unicast.sender, unicast.body) for unicast in member.unicasts],
             )
         )
     recording.rows(world.memory_trace.trace(_meta(world.numbers)))
 
 
 def _meta(members: Sequence[int]) -> RunMeta:
-    """The parameters of a trace whose rows alone count."""
+    """Parameters of a trace of which only the rows are hashed."""
     return RunMeta(
         run="behaviour",
         group="behaviour",
@@ -209,7 +209,7 @@ def _meta(members: Sequence[int]) -> RunMeta:
 
 
 def _ideal(seed: int, recording: Recording) -> None:
-    """The priority order's algorithm among ideal views."""
+    """The algorithm of the priority order over ideal views."""
     chance = RandomStreams(seed).stream("priority swarm")
     group = random_group(chance)
     recording.outcome(*run_randomly(group, chance))
@@ -218,7 +218,7 @@ def _ideal(seed: int, recording: Recording) -> None:
 
 
 def _copies(seed: int, recording: Recording) -> None:
-    """Reliable multicast's automaton alone, many messages at a time."""
+    """The automaton of reliable multicast alone, with many messages at a time."""
     adaptives: tuple[Adaptive, ...] = ("none", "heuristic", "counting")
     scenarios: tuple[CopyScenario, ...] = (
         "no crash",
@@ -227,7 +227,7 @@ def _copies(seed: int, recording: Recording) -> None:
         "anybody crashes",
     )
     scenario = scenarios[seed % 4]
-    mortal = scenario == "anybody crashes"
+    may_crash = scenario == "anybody crashes"
     redundancy = Redundancy(1 + seed % 3, 4_600_000, NS_PER_MS * (seed % 2), adaptives[seed // 4 % 3])
     setting = RmcastCase(
         (3, 8, 20)[seed % 3],
@@ -236,8 +236,8 @@ def _copies(seed: int, recording: Recording) -> None:
         0.1,
         scenario,
         direct_receivers=2 if scenario == "direct receivers" else 0,
-        crash_in_send_probability=0.02 if mortal else 0.0,
-        crash_before_takeover_probability=0.1 if mortal else 0.0,
+        crash_in_send_probability=0.02 if may_crash else 0.0,
+        crash_before_takeover_probability=0.1 if may_crash else 0.0,
     )
     found = RmcastRuns(setting, generator(seed)).run(200)
     recording.outcome(*[column.tolist() for column in (found.first_ns, found.one_receiver_ns, found.last_ns)])

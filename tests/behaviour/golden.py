@@ -55,7 +55,7 @@ Decode = Callable[[bytes], Any]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A value, its bytes as the encoder gives them, and what reads them back as the value."""
+    """A value, its encoded bytes, and the decoder that gives the value back."""
 
     value: Any
     data: bytes
@@ -67,7 +67,7 @@ def _header(kind: Kind, *, flags: int = 0, number: int = 3, place: int = 77, bod
 
 
 def admitted(data: bytes) -> Frame:
-    """The frame in a datagram, as member 1 lets it in."""
+    """The frame of a datagram, as member 1 accepts it."""
     layers = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
     entrance = door.Door(GROUP, 1, MEMBERS, layers)
     frame = entrance.admit(data, 0, len(data), SLOT)
@@ -83,7 +83,7 @@ def header_of(frame: Frame) -> tuple[int, ...]:
 
 
 def _framed(frame: Frame, value: Any, read: Callable[[Frame], Any]) -> Example:
-    """A datagram, with the header and what the body says as its value."""
+    """A datagram whose value is its header and the content of its body."""
 
     def decode(data: bytes) -> Any:
         found = admitted(data)
@@ -101,7 +101,7 @@ def _messages(frame: Frame) -> Any:
 
 
 def _inner(frame: Frame) -> Any:
-    """The own bytes of a nested frame's layer, and the messages of the frame inside it."""
+    """The bytes that the layer adds to a nested frame, and the messages of the frame inside."""
     if not isinstance(frame, Nested):
         raise TypeError(f"{frame.kind.name} nests no frame")
     entrance = door.Door(GROUP, 1, MEMBERS)
@@ -330,14 +330,14 @@ def _group_frames() -> dict[str, Example]:
 
 
 def frames() -> dict[str, Example]:
-    """Whole datagrams; a label begins with the number of the frame's kind."""
+    """Complete datagrams; a label begins with the number of the frame's kind."""
     return (
         _data_frames() | _control_frames() | _layer_frames() | _leader_frames() | _agreement_frames() | _group_frames()
     )
 
 
 def agreement_records() -> dict[str, Example]:
-    """Records of an agreement on stable storage; a label begins with the number that the record begins with."""
+    """Stored records of an agreement; a label begins with the first byte of the record, as a number."""
     notes: dict[str, consensus.ConsensusRecord] = {
         "1 promised ballot": consensus.PromiseRecord(0x10002),
         "2 accepted value": consensus.ValueRecord(7, 0x10002, b"value"),
@@ -351,7 +351,7 @@ def agreement_records() -> dict[str, Example]:
 
 
 def group_records() -> dict[str, Example]:
-    """Records of a member of a quasi-genuine group; a label begins with the letter that the record begins with."""
+    """Stored records of a member of a quasi-genuine group; a label begins with the first letter of the record."""
     (own,) = multigroup.tagged_consensus_writes([Write((consensus.encode_record(consensus.DecisionRecord(8)),))])
     foreign = multigroup.stream_entries_write(2, [(5, ENTRY)])
     return {
@@ -398,7 +398,7 @@ def _priority_state() -> priority.PriorityState:
 
 
 def contents() -> dict[str, Example]:
-    """What travels or is stored inside other frames and records: agreed values, states, bodies, the beacon."""
+    """The contents of other frames and records: agreed values, states, bodies, the beacon."""
     items: list[multigroup.Item] = [
         multigroup.Cast(1000, 0b11, PARCEL_BYTES),
         multigroup.Null(4, STAMP),
@@ -413,7 +413,7 @@ def contents() -> dict[str, Example]:
     )
     settings = Settings((3, 5_000_000, 1_000_000), (1, 4), 4_000_000)
     known = (beacon.Applicant(4, "192.0.2.1", 7000, 11, 1), beacon.Applicant(5, "192.0.2.2", 7001, 12))
-    told = beacon.Beacon(GROUP, 3, 11, 99, True, False, known)
+    beacon_value = beacon.Beacon(GROUP, 3, 11, 99, True, False, known)
     group_state, queue_state = _group_state(), _priority_state()
     bodies: dict[str, priority.PriorityBody] = {
         "message": priority.MessageBody(4, 3, 17, 2, b"payload"),
@@ -456,7 +456,7 @@ def contents() -> dict[str, Example]:
         ),
         "settings": Example(settings, demand.encode_settings(settings), demand.decode_settings),
         "settings with verdict": Example((settings, commanded), commanded, command),
-        "beacon": Example(told, beacon.encode_beacon(told), beacon.decode_beacon),
+        "beacon": Example(beacon_value, beacon.encode_beacon(beacon_value), beacon.decode_beacon),
     }
 
 
@@ -477,7 +477,7 @@ def read() -> dict[str, dict[str, str]]:
 
 
 def main() -> int:
-    """Write golden.json from the present encoders; the storage file's bytes stay, since they need a folder."""
+    """Write golden.json from the present encoders. The bytes of the storage file stay: creating it needs a folder."""
     found = {name: {label: one.data.hex() for label, one in part.items()} for name, part in sections().items()}
     kept = read() if PATH.exists() else {}
     PATH.write_text(json.dumps(kept | found, indent=1) + "\n", "utf-8")

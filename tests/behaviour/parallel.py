@@ -1,4 +1,4 @@
-"""Plays families of runs in several processes."""
+"""Runs families of seeds in several processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hashes(names: Sequence[str], processes: int) -> dict[str, FamilyHash]:
         for at in range(0, len(FAMILIES[name].seeds), CHUNK)
     ]
     found: dict[str, dict[int, RunHash]] = {name: {} for name in names}
-    # Fresh interpreters: the hashes must not depend on what the parent process has done before.
+    # Fresh interpreters: the hashes must not depend on the state of the parent process.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for name, runs in pool.map(_play, tasks):
             found[name] |= runs

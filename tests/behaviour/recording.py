@@ -1,9 +1,9 @@
-"""Hashes what simulated members do: the datagrams they send, the records they store, the rows of their trace.
+"""Hashes the behaviour of simulated members: the datagrams that they send, the records that they store, their trace.
 
-The hash must survive renames, moves and new trace columns. It therefore covers a fixed list of labelled values, and it
-never covers a name of a class, a module or a column, and no text that is written for people. Everything that knows the
-present names is in this file: the two hooks in `recorded`, the columns in `_columns` and the adapters `detail` and
-`frame_bytes`. Adapt these when the code changes, and the hash stays the same.
+The hash must survive renames, moves and new trace columns. It therefore covers a fixed list of labelled values, and
+never the name of a class, a module or a column, nor any text for people. All code that depends on the present names is
+in this file: the hooks in `recorded`, the columns in `_columns` and the adapters `detail` and `frame_bytes`. Adapt
+these when the code changes, so that the hash stays the same.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from unisono.wire.frame import Frame, encode
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 STREAMS: Final = ("datagrams", "records", "interleaving", "rows", "outcome")
-"""What is hashed of a run, one hash each. `interleaving` tells which records were stored before which datagrams."""
+"""The hashed aspects of a run, one hash each. `interleaving` is the order of stored records and sent datagrams."""
 PLAIN_KINDS: Final = ("send", "deliver", "start", "leave", "crash", "gap")
 DETAILED_KINDS: Final = ("view", "violation", "notice", "timing", "receive", "queue")
-"""The kinds of rows that are hashed, by the word in the file; the second ones have a `detail`. Others are ignored."""
+"""The kinds of rows that are hashed, by their name in the file. Detailed kinds have a `detail`. Others are ignored."""
 
 
 def _digest() -> Any:
@@ -42,7 +42,7 @@ def _digest() -> Any:
 
 
 class Recording:
-    """The hashes of one run, and how much went into them."""
+    """The hashes of one run, and the number of items in each."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, Any] = {stream: _digest() for stream in STREAMS}
@@ -51,18 +51,18 @@ class Recording:
         self.counts: dict[str, int] = dict.fromkeys(STREAMS, 0)
 
     def datagram(self, now: int, sender: int, to: int, multicast: bool, data: bytes) -> None:
-        """A member puts a datagram on the wire; `to` is 0 if it is for everyone."""
+        """A member sends a datagram; `to` is 0 for a datagram to all members."""
         self._add("datagrams", b"%d %d %d %d %d " % (now, sender, to, multicast, len(data)), data)
         self._add("interleaving", b"d")
 
     def stored(self, disk: object, writes: Iterable[tuple[bool, bool, Sequence[bytes]]]) -> None:
-        """A member stores records: (whether they replace all that is there, whether a crash may lose them, records)."""
+        """A member stores records: (whether they replace all stored ones, whether a crash may lose them, records)."""
         number = self.disk_number(disk)
-        for replaces, lazy, records in writes:
+        for replaces, may_be_lost, records in writes:
             if replaces:
                 self._add("records", b"%d replace " % number)
             for record in records:
-                self._add("records", b"%d %d %d " % (number, lazy, len(record)), record)
+                self._add("records", b"%d %d %d " % (number, may_be_lost, len(record)), record)
                 self._add("interleaving", b"r%d " % number)
 
     def disk_number(self, disk: object) -> int:
@@ -70,16 +70,16 @@ class Recording:
         number = self._disks.get(id(disk))
         if number is None:
             number = self._disks[id(disk)] = len(self._disks)
-            self._kept.append(disk)  # else another disk could get its id
+            self._kept.append(disk)  # otherwise another disk could get the same id
         return number
 
     def outcome(self, *values: object) -> None:
-        """Anything else that a run gives, as numbers, bytes, text and tuples of these."""
+        """Other results of a run, as numbers, bytes, text and tuples of these."""
         for value in values:
             self._add("outcome", repr(value).encode(), b"\n")
 
     def rows(self, trace: Trace) -> None:
-        """The rows of the run's trace, whatever their order and the codes of their words."""
+        """The rows of the run's trace, independent of their order and of the codes of their words."""
         columns = _columns(trace)
         order = np.lexsort(tuple(column for _, column in reversed(columns)))
         for label, column in columns:
@@ -98,11 +98,11 @@ class Recording:
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
-    """Record what simulated members send and store meanwhile.
+    """Record the datagrams and stored records of all simulated members while the context is open.
 
-    `World.transmit` is the one place through which a simulated member's datagrams pass, and `SimDisk.apply` the one
-    through which its records pass. When these move, hook into their successors: with the true time, the sender, the
-    destination (0 for everyone), whether IP multicast may be used, and the bytes; and with each record in order.
+    All datagrams of simulated members pass through `World.transmit`, and all their records through `SimDisk.apply`.
+    When these move, hook into their successors. A datagram is recorded with the true time, the sender, the destination
+    (0 for all members), whether IP multicast may be used, and the bytes. Records are recorded in order.
     """
     recording = Recording()
     transmit, apply, make_disk = World.transmit, SimDisk.apply, SimDisk.__init__
@@ -138,11 +138,11 @@ def frame_bytes(frame: Frame) -> bytes:
 
 
 def detail(kind: str, rows: Rows, at: int) -> tuple[object, ...]:
-    """What a row says beside its numbers, in a canonical form without any free text.
+    """The content of a row apart from its numbers, in a canonical form without free text.
 
-    - violation, notice: its kind as a token; a topology notice gives the groups that its member talks with too
-    - view: (member, incarnation) for each member, 0 if the row does not tell incarnations
-    - timing: the slot length and the latency bound from there on, in nanoseconds
+    - violation, notice: its kind as a token; for a topology notice also the groups that its member communicates with
+    - view: (member, incarnation) for each member, with incarnation 0 if the row has none
+    - timing: the slot length and the latency bound from then on, in nanoseconds
     - receive: (sender, sequence) of each message of the target tail, sorted
     - queue: (sender, sequence) of the message at the insertion point, (0, 0) for the tail
     """
@@ -162,7 +162,7 @@ def detail(kind: str, rows: Rows, at: int) -> tuple[object, ...]:
 
 
 def _each(ranges: str) -> tuple[tuple[int, int], ...]:
-    """The messages of a target tail, which is noted as `1.0-2 3.5`."""
+    """The messages of a target tail, which is written as `1.0-2 3.5`."""
     found = []
     for part in ranges.split():
         sender, _, numbers = part.partition(".")
@@ -173,12 +173,12 @@ def _each(ranges: str) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=1 << 16)
 def _code(value: object) -> int:
-    """A number that depends on the value alone, not on which other values a trace has."""
+    """A number that depends only on the value, not on the other values in a trace."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), signed=True)
 
 
 def _columns(trace: Trace) -> list[tuple[str, Ints]]:
-    """The hashed values of the rows of the hashed kinds, one column per label; ABSENT where a row has no such value."""
+    """The hashed values of the hashed rows, one column per label; ABSENT if a row has no such value."""
     words = [kind.value for kind in KINDS]
     hashed = np.isin(trace.kind, [code for code, word in enumerate(words) if word in PLAIN_KINDS + DETAILED_KINDS])
     rows = trace.select(hashed)
@@ -214,11 +214,11 @@ def _columns(trace: Trace) -> list[tuple[str, Ints]]:
 
 
 Play: TypeAlias = Callable[[int, Recording], None]
-"""Plays one run of a family, by its seed, and gives the recording whatever the hooks do not see."""
+"""Runs one seed of a family, and adds to the recording the results that the hooks do not see."""
 
 
 def played(play: Play, seed: int) -> Recording:
-    """One run."""
+    """The recording of one run."""
     with recorded() as recording:
         play(seed, recording)
     return recording

@@ -1,4 +1,4 @@
-"""A few runs of each family behave as committed, and the hash covers what it has to cover and no more."""
+"""A few runs of each family behave as committed, and the hash covers exactly the intended values."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_the_first_runs_of_each_family_behave_as_committed(name: str) -> None:
     for seed in family.seeds[: family.quick]:
         found = RunHash.of(played(family.play, seed)).short
         assert found == committed.runs[seed], (
-            f"seed {seed} behaves differently; `make behaviour` tells how much differs, and "
+            f"seed {seed} behaves differently; `make behaviour` shows the extent of the differences, and "
             f"`python -m tests.behaviour --seed '{name}' {seed}` prints the hashes of this run"
         )
 
 
-def test_the_baseline_has_the_runs_of_all_families() -> None:
+def test_the_baseline_contains_the_runs_of_all_families() -> None:
     committed = baseline.read()
     assert {name: len(family.runs) for name, family in committed.items()} == {
         name: len(family.seeds) for name, family in FAMILIES.items()
@@ -128,7 +128,7 @@ def test_bytes_times_and_destinations_of_datagrams_are_hashed() -> None:
     assert len({sent(*way) for way in ways}) == len(ways)
 
 
-def test_records_are_hashed_with_their_disk_and_not_by_how_they_are_grouped() -> None:
+def test_records_are_hashed_with_their_disk_but_without_their_grouping_into_writes() -> None:
     def stored(*turns: tuple[int, list[Write]]) -> dict[str, str]:
         with recorded() as recording:
             disks = [SimDisk(RandomStreams(1).stream("disk", number)) for number in range(2)]
@@ -144,7 +144,7 @@ def test_records_are_hashed_with_their_disk_and_not_by_how_they_are_grouped() ->
     assert len({stored(turn)["records"] for turn in [(0, [one]), *others]}) == 1 + len(others)
 
 
-def test_a_changed_byte_on_the_wire_of_one_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_on_the_wire_in_one_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["churning"]
     right = [RunHash.of(played(family.play, seed)) for seed in range(2)]
     step, planted = Stack.step, False
@@ -166,9 +166,9 @@ def test_a_changed_byte_on_the_wire_of_one_run_is_found(monkeypatch: pytest.Monk
     assert found[0].endswith("differ in 1 of 2 runs: seeds 1")
 
 
-def test_families_and_runs_that_are_missing_are_differences() -> None:
+def test_missing_families_and_runs_are_differences() -> None:
     one = FamilyHash(dict.fromkeys(STREAMS, "00"), ("0", "1"))
     fewer = FamilyHash(dict.fromkeys(STREAMS, "00"), ("0",))
     assert baseline.differences({"a": one}, {"a": one}) == []
-    assert baseline.differences({"a": one}, {"a": fewer}) == ["a: 1 runs, and the baseline has 2"]
-    assert baseline.differences({"a": one}, {"b": one}) == ["a: is in the baseline alone", "b: is not in the baseline"]
+    assert baseline.differences({"a": one}, {"a": fewer}) == ["a: 1 runs, but the baseline has 2"]
+    assert baseline.differences({"a": one}, {"b": one}) == ["a: is only in the baseline", "b: is not in the baseline"]

@@ -1,4 +1,4 @@
-"""Bytes on the wire and on disk do not change: each example encodes to its golden bytes and is read back from them."""
+"""Bytes on the wire and on disk do not change: each example encodes to its golden bytes and decodes from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_example_encodes_to_its_golden_bytes_and_back(section: str, label: st
     assert example.decode(golden) == example.value
 
 
-def test_golden_bytes_have_an_example_and_examples_have_golden_bytes() -> None:
+def test_examples_and_golden_bytes_have_the_same_labels() -> None:
     examples = {section: set(part) for section, part in SECTIONS.items()}
     assert examples == {section: set(part) for section, part in GOLDEN.items() if section in examples}
     assert set(GOLDEN) == {*examples, "storage file"}
@@ -49,7 +49,7 @@ def test_every_type_of_record_has_golden_bytes() -> None:
     assert {label.split()[0] for label in SECTIONS["group records"]} == {"o", "f"}
 
 
-def test_a_storage_file_has_its_golden_bytes_and_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_file_has_its_golden_bytes_and_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", lambda count: bytes(range(1, count + 1)))
     path = tmp_path / "member-2"
     storage = Storage(path, group="golden", member=2, fsync="always")

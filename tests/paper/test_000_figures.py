@@ -1,6 +1,6 @@
-"""Paper 000, what its figures draw: the interfaces (1), both automata (3, 4, 6, 7) and Update (5).
+"""Paper 000, figures: the interfaces (1), the two automata (3, 4, 6, 7) and Update (5).
 
-Figure 2 is in section 4's tests, figures 8 and 9 in those of the theorems that they illustrate.
+The tests of section 4 cover figure 2. Figures 8 and 9 are in the tests of the theorems that they illustrate.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ START = 1_700_000_000 * 1000 * MS
 TIMING = Timing(2 * MS, 0, 5 * MS)
 MEMBERS = (1, 2, 3)
 KIND, FLAGS = 1, 2
-"""Where a header's fields have the kind and the flags."""
+"""Positions of the kind and the flags among the fields of a header."""
 
 
 class Network:
-    """Grants every reservation, writes it down, and brings what is multicast to everybody else within a millisecond."""
+    """Grants and records every reservation, and carries each multicast to all other members within a millisecond."""
 
     def __init__(self, order: str, *, failures: bool = False) -> None:
         self.reserved: list[BandwidthReservation] = []
@@ -77,7 +77,10 @@ class Network:
     ("order", "failures"), [("cbr", False), ("vbr", False), ("vbr", True), ("leader", False), ("timestamp", False)]
 )
 def test_figure_1_the_network_and_to_service_interfaces(order: str, failures: bool) -> None:
-    """init-rate, new-rate and app-mcast in; reserve and net-mcast below; net-receive up; deliver out, the own too."""
+    """Inputs init-rate, new-rate, app-mcast and net-receive; outputs reserve, net-mcast and deliver.
+
+    A member also delivers its own messages.
+    """
     network = Network(order, failures=failures)
     assert len(network.reserved) == 1, "init-rate reserves"
     stack = network.until_running()
@@ -85,7 +88,7 @@ def test_figure_1_the_network_and_to_service_interfaces(order: str, failures: bo
     assert stack.submit(network.now, [b"m"]) == 1
     network.pass_time(1200 * MS)
     assert network.delivered == {member: [b"m"] for member in MEMBERS}
-    assert network.multicast[Kind.HELLO], "rates are made known in band"
+    assert network.multicast[Kind.HELLO], "members announce their rates in band"
     stack.change_rate(network.now, Rate(20, 2 if order != "cbr" else 1))
     network.pass_time(1200 * MS)
     assert len(network.reserved) >= 2, "new-rate reserves"
@@ -96,7 +99,7 @@ def test_figure_1_the_network_and_to_service_interfaces(order: str, failures: bo
 
 
 def test_figure_3_signature_and_variables() -> None:
-    """Squeue and Rqueues empty, no rate known, Porder of length 0, mode GetRate."""
+    """Initially Squeue and the Rqueues are empty, no rate is known, Porder has length 0 and the mode is GetRate."""
     order = build(Policy("figure", 1, View(MEMBERS), TIMING, Rate(2, 1), order="cbr")).order
     assert isinstance(order, Cbr)
     assert order.mode is CbrMode.GET_RATE
@@ -109,7 +112,7 @@ def test_figure_3_signature_and_variables() -> None:
 
 
 def test_figure_4_transitions() -> None:
-    """deliver and handle-dummy each advance current by one, modulo Porder's length; only the first delivers."""
+    """deliver and handle-dummy advance current by one, modulo the length of Porder; only deliver delivers a message."""
     network = Network("cbr")
     stack = network.until_running()
     order = stack.order
@@ -118,9 +121,9 @@ def test_figure_4_transitions() -> None:
     network.pass_time(2 * CYCLE_NS // MS * MS)
     before = order.processed
     assert stack.submit(network.now, [b"first"]) == 1
-    assert stack.submit(network.now, [b"second"]) == 0, "at most one message each 1/rate"
+    assert stack.submit(network.now, [b"second"]) == 0, "at most one message per 1/rate"
     network.pass_time(CYCLE_NS)
-    assert order.processed - before == pytest.approx(30, abs=3), "dummies take the turns in which nothing was sent"
+    assert order.processed - before == pytest.approx(30, abs=3), "turns without a message carry dummies"
     assert order.current == order.processed % len(order.porder)
     assert network.delivered == {member: [b"first"] for member in MEMBERS}, "dummies are discarded"
     stack.change_rate(network.now, Rate(5, 1))
@@ -129,14 +132,14 @@ def test_figure_4_transitions() -> None:
 
 
 def test_figure_5_update_puts_turns_in_the_order_of_k_over_rate() -> None:
-    """(i,k) before (i',k') if k/rate[i] < k'/rate[i'], whatever the rates and whoever changes its own."""
+    """(i,k) comes before (i',k') if k/rate[i] < k'/rate[i'], for all rates, and after any member changes its rate."""
     for rates in product(range(1, 5), repeat=3):
         rate = dict(zip(MEMBERS, rates, strict=True))
         porder = initial_porder(rate)
         assert porder == porder_by_sorting(rate)
         instants = [Fraction(porder[:at].count(m), rate[m]) for at, m in enumerate(porder)]
         assert instants == sorted(instants)
-        assert Counter(porder) == rate, "as many turns as each one's rate"
+        assert Counter(porder) == rate, "each member has as many turns as its rate"
         for member, new in product(MEMBERS, range(1, 5)):
             assert update_porder(porder, 0, rate, member, new)[0] == initial_porder(rate | {member: new})
 
@@ -156,7 +159,7 @@ def test_figure_6_signature_and_variables() -> None:
 
 
 def test_figure_7_transitions() -> None:
-    """dummy ends a slot that is not full, next-slot one that is; deliver goes by slots, and in a slot by members."""
+    """dummy ends a slot that is not full, next-slot a full one; deliver goes by slots, and by members within a slot."""
     network = Network("vbr")
     stack = network.until_running()
     order = stack.order
@@ -165,7 +168,7 @@ def test_figure_7_transitions() -> None:
     marks, slot = network.multicast[Kind.DATA], order._send_slot
     network.pass_time(100 * MS)
     assert network.multicast[Kind.DATA] - marks == 3 * (order._send_slot - slot) == 60, (
-        "a dummy per silent slot and member"
+        "one dummy per member and slot without messages"
     )
     assert stack.submit(network.now, [b"full"]) == 1
     (datagram,) = outgoing(stack)

@@ -1,4 +1,4 @@
-"""Paper 000 §5.2, and Definition 1 of §3.1 that it proves: one order, and every message in its own slot."""
+"""Paper 000 §5.2 proves Definition 1 of §3.1: one order, and every message in the slot of its submission."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ SEEDS = range(150)
 
 
 @cache
-def played(seed: int) -> Group:
-    """A random schedule, with applications that want to send more than they declared; run once for several tests."""
+def run_of(seed: int) -> Group:
+    """A random schedule in which applications try to send more than they declared; run once for all tests."""
     return random_schedule(seed, slots=3, greedy=True)[1].run()
 
 
-def named(seed: int) -> str:
-    """What to call to see a failing schedule again."""
+def replay(seed: int) -> str:
+    """The call that replays a failing schedule."""
     return f"random_schedule({seed}, slots=3, greedy=True)"
 
 
 # -- Definition 1 ------------------------------------------------------------------------------------------------
 
 
-def test_definition_1_total_order_two_members_deliver_any_two_messages_the_same_way_round() -> None:
+def test_definition_1_total_order_two_members_deliver_any_two_messages_in_the_same_order() -> None:
     for seed in SEEDS:
-        orders = [[row.message for row in rows] for rows in played(seed).delivered().values()]
+        orders = [[row.message for row in rows] for rows in run_of(seed).delivered().values()]
         place = {message: number for number, message in enumerate(orders[0])}
         for order in orders[1:]:
             shared = [place[message] for message in order if message in place]
-            assert shared == sorted(shared), named(seed)
+            assert shared == sorted(shared), replay(seed)
 
 
-def test_definition_1_integrity_only_what_was_sent_and_not_more_often() -> None:
+def test_definition_1_integrity_members_deliver_only_sent_messages_and_each_once() -> None:
     for seed in SEEDS:
-        sent = played(seed).sent()
-        for member, rows in played(seed).delivered().items():
+        sent = run_of(seed).sent()
+        for member, rows in run_of(seed).delivered().items():
             messages = [row.message for row in rows]
-            assert len(messages) == len(set(messages)), f"{named(seed)}, member {member}"
-            assert set(messages) <= set(sent), f"{named(seed)}, member {member}"
-            # The world compares payloads byte for byte as they are delivered (`payloads=True`).
-            assert all(sent[row.message].real_ns <= row.real_ns for row in rows), f"{named(seed)}, member {member}"
+            assert len(messages) == len(set(messages)), f"{replay(seed)}, member {member}"
+            assert set(messages) <= set(sent), f"{replay(seed)}, member {member}"
+            # The simulated world compares each delivered payload with the sent one (`payloads=True`).
+            assert all(sent[row.message].real_ns <= row.real_ns for row in rows), f"{replay(seed)}, member {member}"
 
 
 def test_definition_1_liveness_every_member_delivers_every_message_within_the_bound() -> None:
-    taken = 0
+    accepted = 0
     for seed in SEEDS:
         plan, group = random_schedule(seed)
         sent = group.run().sent()
-        assert len(sent) == plan.sends, f"random_schedule({seed}): taken at once, since it keeps to its burst"
+        assert len(sent) == plan.sends, f"random_schedule({seed}): within its burst, a message is accepted at once"
         for member, rows in group.delivered().items():
             assert {row.message for row in rows} == set(sent), f"random_schedule({seed}), member {member}"
-        taken += len(sent)
-    assert taken > 1000
+        accepted += len(sent)
+    assert accepted > 1000
 
 
-def test_definition_1_at_every_moment_one_members_deliveries_are_a_prefix_of_anothers() -> None:
+def test_definition_1_of_two_members_deliveries_one_is_a_prefix_of_the_other_at_any_time() -> None:
     for seed in SEEDS[:60]:
         _, group = random_schedule(seed)
         longest: list[tuple[int, int]] = []
@@ -76,16 +76,16 @@ def test_definition_1_at_every_moment_one_members_deliveries_are_a_prefix_of_ano
             orders = sorted(([row.message for row in rows] for rows in group.run(at).delivered().values()), key=len)
             for shorter, longer in pairwise(orders):
                 assert longer[: len(shorter)] == shorter, f"random_schedule({seed}) at {at}"
-            assert orders[-1][: len(longest)] == longest, "what was delivered stays delivered"
+            assert orders[-1][: len(longest)] == longest, "deliveries are never taken back"
             longest = orders[-1]
 
 
 def test_the_projects_checkers_agree_that_definition_1_and_theorem_2_hold() -> None:
     valid = 0
     for seed in SEEDS:
-        verdicts = played(seed).verdicts()
+        verdicts = run_of(seed).verdicts()
         assert set(verdicts) == {"total_order", "integrity", "fifo", "gap_freedom", "latency"}
-        assert overall(verdicts) is not Status.VIOLATED, f"{named(seed)}: {verdicts}"
+        assert overall(verdicts) is not Status.VIOLATED, f"{replay(seed)}: {verdicts}"
         valid += overall(verdicts) is Status.VALID
     assert valid == len(SEEDS)
 
@@ -94,7 +94,7 @@ def test_the_projects_checkers_agree_that_definition_1_and_theorem_2_hold() -> N
 
 
 class Observed(Vbr):
-    """Notes maxSend when it ends a slot, and maxRate when it has delivered one."""
+    """Records maxSend at the end of each own slot, and maxRate after the delivery of each slot."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         self.max_send_of: dict[int, int] = {}
@@ -125,16 +125,16 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
         orders=dict.fromkeys(members, Observed),
     )
     first = group.base_ns // TIMING.theta_ns
-    asked: dict[int, list[tuple[int, int]]] = {
+    changes: dict[int, list[tuple[int, int]]] = {
         member: [(first, group.policies[member].rate.burst)] for member in members
     }
     for member in members:
         for number in sorted(chance.sample(range(slots), 8)):
-            # The slot's first instant, its last, and any other; twice in some slots.
+            # At the first, the last or another instant of the slot; twice in some slots.
             at = group.slot_start(member, number) + chance.choice((0, TIMING.theta_ns - 1, 2 * MS))
             for burst in chance.sample(range(1, 10), chance.choice((1, 1, 2))):
                 group.change_rate(at, member, Rate(PLENTY, burst))
-                asked[member].append((first + number + 1, burst))
+                changes[member].append((first + number + 1, burst))
         for number in range(slots):
             for _ in range(chance.choice((0, 1, 9))):
                 group.send(group.slot_start(member, number) + chance.randrange(TIMING.theta_ns), member, 10)
@@ -145,8 +145,8 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
         order = group.orders[sender]
         assert isinstance(order, Observed)
         for slot in range(first, first + slots):
-            in_force = [burst for since, burst in asked[sender] if since <= slot][-1]
-            assert order.max_send_of[slot] == in_force, "a new rate is in force from the ensuing slot on"
+            in_force = [burst for since, burst in changes[sender] if since <= slot][-1]
+            assert order.max_send_of[slot] == in_force, "a new rate applies from the next slot on"
             for receiver in members:
                 other = group.orders[receiver]
                 assert isinstance(other, Observed)
@@ -159,18 +159,18 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
 # -- Lemma 5.2 ---------------------------------------------------------------------------------------------------
 
 
-def test_lemma_5_2_all_of_a_slot_in_the_same_order_before_anything_of_a_later_slot() -> None:
+def test_lemma_5_2_a_slot_is_delivered_in_the_same_order_everywhere_and_before_later_slots() -> None:
     compared = 0
     for seed in SEEDS:
         by_slot: list[dict[int, list[tuple[int, int]]]] = []
-        for rows in played(seed).delivered().values():
+        for rows in run_of(seed).delivered().values():
             slots = [row.slot for row in rows]
-            assert slots == sorted(slots), named(seed)
+            assert slots == sorted(slots), replay(seed)
             by_slot.append({slot: [row.message for row in rows if row.slot == slot] for slot in slots})
         for slot in sorted({slot for slots in by_slot for slot in slots}):
-            # Only the last slot that a member has come to may be incomplete there.
+            # Only the latest slot that a member has delivered from may be incomplete at that member.
             orders = [slots.get(slot, []) for slots in by_slot if max(slots, default=-1) > slot]
-            assert orders[1:] == orders[:-1], f"{named(seed)}, slot {slot}"
+            assert orders[1:] == orders[:-1], f"{replay(seed)}, slot {slot}"
             senders = [sender for sender, _ in orders[0]] if orders else []
             assert senders == sorted(senders), "sender by sender, in member order"
             compared += len(orders) > 1
@@ -179,19 +179,19 @@ def test_lemma_5_2_all_of_a_slot_in_the_same_order_before_anything_of_a_later_sl
 
 def test_lemma_5_2_a_message_is_delivered_in_the_slot_in_which_it_was_submitted() -> None:
     for seed in SEEDS:
-        group = played(seed)
+        group = run_of(seed)
         sent = group.sent()
         for message, row in sent.items():
-            assert row.slot == row.local_ns // group.timing.theta_ns, f"{named(seed)}: {message}"
+            assert row.slot == row.local_ns // group.timing.theta_ns, f"{replay(seed)}: {message}"
         for rows in group.delivered().values():
-            assert all(row.slot == sent[row.message].slot for row in rows), named(seed)
+            assert all(row.slot == sent[row.message].slot for row in rows), replay(seed)
 
 
 @pytest.mark.parametrize("burst", [1, 2, 3])
-def test_000_15_16_17_full_load_with_rate_changes_misattributes_nothing_and_spills_nothing(burst: int) -> None:
-    """The published accounting puts 12 of 12 messages (burst 2) or 16 of 18 (burst 3) into another slot.
+def test_000_15_16_17_full_load_with_rate_changes_moves_no_message_to_another_slot(burst: int) -> None:
+    """The published accounting assigns 12 of 12 messages (burst 2) or 16 of 18 (burst 3) to another slot.
 
-    Every member fills its burst in every slot, at the slot's first instant, and changes its rate again and again.
+    Every member sends a full burst at the first instant of every slot, and changes its rate repeatedly.
     """
     members, slots = (1, 2, 3), 30
     for delay in (0, TIMING.delta_ns):
@@ -216,18 +216,18 @@ def test_000_15_16_17_full_load_with_rate_changes_misattributes_nothing_and_spil
                     group.change_rate(at + MS, member, Rate(PLENTY, in_force))
             offered += sequence
         sent = group.run().sent()
-        assert {message: (row.slot, row.real_ns) for message, row in sent.items()} == due, "all taken when handed in"
+        assert {message: (row.slot, row.real_ns) for message, row in sent.items()} == due, "all accepted at once"
         assert all(node.waiting_count == 0 for node in group.world.members.values())
         for rows in group.delivered().values():
             assert len(rows) == offered == len(due)
             misattributed = [row for row in rows if row.slot != due[row.message][0]]
             assert misattributed == []
-        # One frame carries all that a slot has, the rate and the end-of-slot mark included.
+        # One frame carries all messages of a slot, the rate and the end-of-slot mark.
         for load in group.ledger.traffic.values():
             assert {n for slot, n in load.frames_by_slot.items() if first <= slot < first + slots} == {1}
 
 
-def test_000_17_the_burst_travels_in_every_header_dummies_included() -> None:
+def test_000_17_every_header_carries_the_burst_also_in_dummies() -> None:
     group = Group(TIMING, fixed({1: 0, 2: 0}), adversarial_network((1, 2), constant_delay(0), TIMING.delta_ns))
     seen: list[tuple[int, int]] = []
     inner = group.world.transmit
@@ -243,7 +243,7 @@ def test_000_17_the_burst_travels_in_every_header_dummies_included() -> None:
     first = group.base_ns // TIMING.theta_ns
     group.change_rate(group.base_ns + MS, 1, Rate(PLENTY, 5))
     group.run(group.base_ns + 4 * TIMING.theta_ns)
-    # Nothing is ever sent: all frames are dummies.
+    # No application sends, so all frames are dummies.
     assert [burst for slot, burst in seen if slot in range(first, first + 3)] == [8, 5, 5]
 
 
@@ -251,8 +251,8 @@ def test_000_17_the_burst_travels_in_every_header_dummies_included() -> None:
 
 
 @pytest.mark.parametrize("members", [(1, 2, 3), (2, 3, 4), (5,), (7, 9, 65535), (3, 10, 11, 400)])
-def test_000_13_every_member_is_served_whatever_its_number(members: tuple[int, ...]) -> None:
-    """`current := (current+1) mod n` with processes 1..n never serves n."""
+def test_000_13_members_with_any_ids_are_delivered(members: tuple[int, ...]) -> None:
+    """With processes 1..n, the published `current := (current+1) mod n` never delivers process n."""
     group = Group(
         TIMING, fixed(dict.fromkeys(members, 0)), adversarial_network(members, constant_delay(MS), TIMING.delta_ns)
     )
@@ -263,7 +263,7 @@ def test_000_13_every_member_is_served_whatever_its_number(members: tuple[int, .
         assert [row.message for row in rows] == [(member, k) for k in range(3) for member in members]
 
 
-def test_000_19_slots_are_absolute_members_that_come_up_at_different_times_number_them_alike() -> None:
+def test_000_19_members_that_start_at_different_times_number_slots_alike() -> None:
     members = (1, 2, 3)
     start = EPOCH_NS + 1_234_567
     group = Group(

@@ -1,4 +1,4 @@
-"""Paper 000 §5.3, Theorem 2: AppLatency = Δ+Γ+Θ, never more, and attained."""
+"""Paper 000 §5.3, Theorem 2: AppLatency is at most Δ+Γ+Θ, and this bound is attained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOUND_NS = 17 * MS
 
 
 def never_above(seeds: range) -> tuple[int, int]:
-    """How many messages were sent, and how many schedules came to the bound itself."""
+    """The number of messages sent, and the number of schedules that attained the bound."""
     messages = attained = 0
     for seed in seeds:
         plan, group = random_schedule(seed, greedy=seed % 2 == 0)
@@ -36,7 +36,7 @@ def never_above(seeds: range) -> tuple[int, int]:
 def test_theorem_2_latency_is_never_above_the_bound_in_any_of_2000_random_schedules(part: int) -> None:
     messages, attained = never_above(range(part * 250, (part + 1) * 250))
     assert messages > 1000
-    assert attained > 10, "chance alone finds the bound, so the schedules are not tame"
+    assert attained > 10, "random schedules attain the bound, so they are hard enough"
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_theorem_2_figure_8_attains_the_bound_exactly(timing: Timing) -> None:
 
 
 def corner_run(offsets: Mapping[int, int], delays: Mapping[tuple[int, int], int]) -> Group:
-    """Every member sends at the first instant, in the middle and at the last instant of a slot of its clock."""
+    """Every member sends at the first instant, in the middle and at the last instant of a slot by its own clock."""
     group = Group(TIMING, fixed(offsets), adversarial_network(tuple(offsets), delay_per_link(delays), TIMING.delta_ns))
     for number, (member, into) in enumerate(product(offsets, (0, TIMING.theta_ns // 2, TIMING.theta_ns - 1)), 1):
         group.send(group.slot_start(member, number) + into, member, 10)
@@ -80,9 +80,9 @@ def corner_run(offsets: Mapping[int, int], delays: Mapping[tuple[int, int], int]
 def predicted(group: Group, offsets: Mapping[int, int], delays: Mapping[tuple[int, int], int]) -> dict[object, int]:
     """The proof of Theorem 2 as arithmetic: (message, receiver) -> latency.
 
-    Slot s of member j ends in true time at (s+1)·Θ minus j's offset, and its mark arrives a delay later. A message of
-    i is delivered when the marks of everybody's slot s-1, those of slot s of the members before i, and i's own frame
-    of slot s, which carries the mark, have arrived.
+    Slot s of member j ends in true time at (s+1)·Θ minus j's offset, and its end-of-slot mark arrives one delay later.
+    A receiver delivers a message that i sent in slot s when it has the marks of all members for slot s-1, the marks of
+    the members before i for slot s, and i's frame of slot s, which carries i's mark.
     """
     theta = TIMING.theta_ns
     found: dict[object, int] = {}
@@ -96,7 +96,7 @@ def predicted(group: Group, offsets: Mapping[int, int], delays: Mapping[tuple[in
 
 @pytest.mark.parametrize("members", [2, 3])
 def test_theorem_2_exhaustive_over_clock_corners_delay_corners_senders_and_instants(members: int) -> None:
-    """Every latency is what the proof's arithmetic says; the largest of all is Δ+Γ+Θ, by Figure 8 and nothing else."""
+    """Every latency is as the proof computes it. The largest is Δ+Γ+Θ, and only the schedule of Figure 8 attains it."""
     numbers = tuple(range(1, members + 1))
     links = [(a, b) for a in numbers for b in numbers if a != b]
     half, delta = TIMING.gamma_ns // 2, TIMING.delta_ns
@@ -132,7 +132,7 @@ def test_theorem_2_the_attained_maximum_does_not_depend_on_the_number_of_members
 
 
 def late_by(extra_ns: int) -> Group:
-    """Slow sender, fast receiver, full delay and `extra_ns` beyond it."""
+    """The sender's clock is slow, the receiver's is fast, and each datagram takes Δ + `extra_ns`."""
 
     def delay(now: int) -> int:
         return TIMING.delta_ns + extra_ns * (now >= threshold)
@@ -145,8 +145,8 @@ def late_by(extra_ns: int) -> Group:
     return group.run()
 
 
-def test_000_22_what_arrives_exactly_at_the_time_out_counts() -> None:
-    """Its mark arrives when the receiver's clock reads slot end + Δ + Γ to the nanosecond: that is in time."""
+def test_000_22_a_frame_that_arrives_exactly_at_the_time_out_is_in_time() -> None:
+    """The mark arrives when the receiver's clock shows slot end + Δ + Γ, to the nanosecond."""
     group = late_by(0)
     slot = group.sent()[1, 0].slot
     (arrival,) = [row.real_ns for row in group.delivered()[2]]
@@ -154,9 +154,9 @@ def test_000_22_what_arrives_exactly_at_the_time_out_counts() -> None:
     assert not group.violations()
 
 
-def test_000_22_what_arrives_after_the_time_out_is_late_and_the_receiver_says_whom_it_waited_for() -> None:
-    # The timer is set to the first nanosecond after the time-out; at that instant, too, arrivals come first.
+def test_000_22_a_frame_after_the_time_out_is_late_and_the_receiver_names_its_sender() -> None:
+    # The timer is set to the first nanosecond after the time-out, and arrivals at that instant are processed before it.
     group = late_by(2)
-    assert set(group.violations()) == {2}, "member 1's clock is behind and leaves it more room"
+    assert set(group.violations()) == {2}, "member 1's clock is slow, so it waits longer"
     assert all("waiting for member 1: slot" in text for text in group.violations()[2])
     assert [row.message for row in group.delivered()[2]] == [(1, 0)], "late, but in order and not lost"

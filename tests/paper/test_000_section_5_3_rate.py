@@ -1,4 +1,4 @@
-"""Paper 000 §5.3, Theorem 3: one frame per slot more on the average, none more in a burst; and the trade-off with Θ."""
+"""Paper 000 §5.3, Theorem 3: one more frame per slot on average, no more in a burst; and the trade-off with Θ."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from unisono.wire.frame import UDP_IP_BYTES
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 BURST = 6
 FILLS = 1300
-"""Two of these do not fit into one frame of 1400 bytes, so a frame is one message, as in the paper."""
+"""Two messages of this size do not fit into a frame of 1400 bytes, so each frame holds one message, as in the paper."""
 
 
 def loaded(per_slot: Mapping[int, list[int]], *, size: int = FILLS, burst: int = BURST) -> Group:
-    """Member m hands in per_slot[m][k] messages, at chance instants of slot k, for as long as the list is."""
+    """Member m submits per_slot[m][k] messages at random instants of slot k, for each k in its list."""
     chance, members = Random(3), tuple(per_slot)
     group = Group(
         TIMING,
@@ -45,7 +45,7 @@ def loaded(per_slot: Mapping[int, list[int]], *, size: int = FILLS, burst: int =
 
 
 def frames(group: Group, member: int, slots: int) -> list[int]:
-    """Frames per slot, as the network saw them."""
+    """The number of frames that a member sent in each slot."""
     first = group.base_ns // TIMING.theta_ns
     return [group.ledger.traffic[member].frames_by_slot[slot] for slot in range(first, first + slots)]
 
@@ -64,19 +64,19 @@ def test_theorem_3_over_any_k_slots_at_most_k_frames_are_added_to_the_messages()
         for k in (1, 2, 5, 20, 80):
             for at in range(80 - k + 1):
                 assert sum(seen[at : at + k]) <= sum(sent[at : at + k]) + k
-        # Tighter than the paper: the mark rides on the slot's last message, so only empty slots cost anything.
+        # Tighter than the paper: the last frame of a slot carries the mark, so only empty slots cost an extra frame.
         assert seen == [max(1, count) for count in sent]
 
 
-def test_theorem_3_net_max_burst_is_app_max_burst_attained_at_full_load() -> None:
+def test_theorem_3_net_max_burst_equals_app_max_burst_and_is_attained_at_full_load() -> None:
     group = loaded({1: [BURST] * 40, 2: [0] * 40, 3: [BURST - 1, BURST] * 20})
-    assert frames(group, 1, 40) == [BURST] * 40, "a full burst takes no frame for its end-of-slot mark"
+    assert frames(group, 1, 40) == [BURST] * 40, "a full burst needs no extra frame for its end-of-slot mark"
     assert all(load.max_burst <= BURST for load in group.ledger.traffic.values())
 
 
 def test_theorem_3_packing_takes_fewer_frames_than_messages() -> None:
     group = loaded({1: [BURST] * 40, 2: [3] * 40}, size=100)
-    assert frames(group, 1, 40) == [1] * 40, "six messages of 100 bytes, one frame, mark included"
+    assert frames(group, 1, 40) == [1] * 40, "one frame holds six messages of 100 bytes and the mark"
     assert group.ledger.traffic[1].avg_rate == 1 < BURST
 
 
@@ -99,27 +99,30 @@ def test_theorem_3_holds_in_every_slot_while_rates_change(member: int) -> None:
         if chance.random() < 0.5:
             burst = chance.randint(1, 6)
             group.change_rate(group.slot_start(member, number) + MS, member, Rate(PLENTY, burst))
-    assert frames(group.run(), member, 40) == in_force, "no frame for the change of rate either"
+    assert frames(group.run(), member, 40) == in_force, "a rate change needs no extra frame either"
 
 
 @pytest.mark.parametrize(("count", "dummies"), [(3, 0), (2, 1)])
-def test_theorem_3_a_full_burst_of_messages_in_pieces_takes_no_frame_for_its_mark(count: int, dummies: int) -> None:
-    """The mark rides on the last piece of a full burst; of a slot that is not full nobody knows the last message."""
-    pieces, slots = 3, 20
+def test_theorem_3_a_full_burst_of_fragmented_messages_needs_no_frame_for_its_mark(count: int, dummies: int) -> None:
+    """The last fragment of a full burst carries the mark. If the burst is not full, more messages may follow.
+
+    So a slot that is not full ends with a dummy.
+    """
+    fragments, slots = 3, 20
     group = Group(
         TIMING,
         fixed({1: 0, 2: 0}),
         adversarial_network((1, 2), constant_delay(0), TIMING.delta_ns),
         rates=dict.fromkeys((1, 2), Rate(PLENTY, 3)),
-        max_message=pieces * 1300,
+        max_message=fragments * 1300,
     )
     for number in range(slots):
-        group.send(group.slot_start(1, number), 1, *[pieces * 1300] * count)
-    assert frames(group.run(), 1, slots) == [pieces * count + dummies] * slots
+        group.send(group.slot_start(1, number), 1, *[fragments * 1300] * count)
+    assert frames(group.run(), 1, slots) == [fragments * count + dummies] * slots
 
 
-def test_section_5_1_a_full_slot_ends_at_once_and_need_not_wait_for_its_end() -> None:
-    """If all members use up their bursts, delivery waits for nothing but the network."""
+def test_section_5_1_a_full_slot_is_complete_before_its_end() -> None:
+    """If all members use up their bursts, delivery waits only for the network."""
     group = Group(
         TIMING,
         fixed({1: 0, 2: 0}),
@@ -137,7 +140,7 @@ def test_section_5_1_a_full_slot_ends_at_once_and_need_not_wait_for_its_end() ->
 @pytest.mark.parametrize("max_message", [1, 100, 1300, 1346, 1347, 5000, 20_000])
 @pytest.mark.parametrize("burst_bytes", [None, 30_000])
 def test_theorem_3_the_reservation_covers_every_byte_that_is_sent(max_message: int, burst_bytes: int | None) -> None:
-    """An application that always has more to send, held to a burst and an average: on the wire, headers included."""
+    """The application always has more to send, up to its burst and average. Bytes on the wire include headers."""
     chance = Random(max_message)
     rate = Rate(600, 5, burst_bytes)
     policy = Policy("g", 1, View((1,)), TIMING, rate, max_message=max_message)
@@ -163,24 +166,24 @@ def test_theorem_3_the_reservation_covers_every_byte_that_is_sent(max_message: i
     window_ns = k * TIMING.theta_ns
     for at in range(slots - k + 1):
         assert sum(on_wire[at : at + k]) * NS_PER_S <= reserved.avg_bytes_per_s * window_ns
-    taken = Counter(row.slot for row in group.sent().values())
-    assert max(taken.values()) <= rate.burst
-    messages = [taken[s] for s in range(first, first + slots)]
+    accepted = Counter(row.slot for row in group.sent().values())
+    assert max(accepted.values()) <= rate.burst
+    messages = [accepted[s] for s in range(first, first + slots)]
     most = max(sum(messages[at : at + k]) for at in range(slots - k + 1))
     assert most <= rate.avg * window_ns / NS_PER_S, "§2.1: k·AvgRate messages in k·Θ"
     if burst_bytes is None or burst_bytes >= 5 * max_message:
-        assert most == rate.avg * window_ns / NS_PER_S, "the load was enough to come to the limit"
+        assert most == rate.avg * window_ns / NS_PER_S, "the load reaches the limit"
 
 
-def test_theorem_3_reserve_is_asked_at_the_start_and_at_every_change() -> None:
-    asked: list[BandwidthReservation] = []
+def test_theorem_3_the_order_reserves_at_the_start_and_at_every_rate_change() -> None:
+    reserved: list[BandwidthReservation] = []
 
-    class Noting(UnlimitedNetwork):
+    class RecordingNetwork(UnlimitedNetwork):
         def reserve(self, reservation: BandwidthReservation) -> None:
-            asked.append(reservation)
+            reserved.append(reservation)
 
     policy = Policy("g", 1, View((1,)), TIMING, Rate(100, 2))
-    order = Vbr(policy, Noting())
+    order = Vbr(policy, RecordingNetwork())
     order.wake(0)
     start = TIMING.start_of(order.view.first_slot)
     small, large = Rate(100, 2), Rate(500, 9)
@@ -189,9 +192,9 @@ def test_theorem_3_reserve_is_asked_at_the_start_and_at_every_change() -> None:
     order.change_rate(start + TIMING.theta_ns, small)
     order.wake(start + 2 * TIMING.theta_ns)
     less, more = reservation(policy, small), reservation(policy, large)
-    # While both rates are in play the larger one is held; only then is anything given back.
-    assert asked == [less, more, more, more, less]
-    # The average holds 1/Θ headers beside the messages.
+    # While both rates are in use, the larger one stays reserved; bandwidth is released only afterwards.
+    assert reserved == [less, more, more, more, less]
+    # The average contains 1/Θ headers in addition to the messages.
     per_second = NS_PER_S / TIMING.theta_ns
     silent = reservation(policy, Rate(1e-6, 1)).avg_bytes_per_s
     assert silent == pytest.approx(per_second * (48 + 4 + UDP_IP_BYTES), abs=2)
@@ -201,7 +204,7 @@ def test_theorem_3_reserve_is_asked_at_the_start_and_at_every_change() -> None:
 
 
 def test_after_theorem_3_a_longer_slot_gives_more_delay_and_fewer_marks() -> None:
-    """Measured on both sides: the latency that Figure 8 attains, and the marks of a member that is silent."""
+    """Measures both sides of the trade-off: the latency of Figure 8, and the marks of a member that sends nothing."""
     latencies: list[int] = []
     marks: list[float] = []
     thetas = [int(ms * MS) for ms in (1, 2.5, 5, 10, 20, 40)]

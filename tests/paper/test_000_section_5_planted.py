@@ -34,7 +34,7 @@ class Planted(Vbr):
 
 
 class SwapsTwoMembers(Planted):
-    """Serves member 4 before member 2 in one slot."""
+    """Delivers member 4 before member 2 in one slot."""
 
     def _finish_slot(self, now: int) -> None:
         super()._finish_slot(now)
@@ -43,7 +43,7 @@ class SwapsTwoMembers(Planted):
 
 
 class Drops(Planted):
-    """Forgets what member 2 sent in one slot."""
+    """Drops the messages that member 2 sent in one slot."""
 
     def _deliver(self, sender: int, frames: SlotFrames) -> None:
         before, index = len(self.events), self._index
@@ -54,7 +54,7 @@ class Drops(Planted):
 
 
 class DeliversTwice(Planted):
-    """Hands out what member 2 sent in one slot a second time."""
+    """Delivers the messages that member 2 sent in one slot twice."""
 
     def _deliver(self, sender: int, frames: SlotFrames) -> None:
         super()._deliver(sender, frames)
@@ -75,7 +75,7 @@ class DeliversTwice(Planted):
 
 
 class Misattributes(Planted):
-    """Takes member 4's messages of one slot for messages of the next one, as the published accounting does."""
+    """Assigns member 4's messages of one slot to the next slot, as the published accounting does."""
 
     def _deliver(self, sender: int, frames: SlotFrames) -> None:
         before = len(self.events)
@@ -87,7 +87,7 @@ class Misattributes(Planted):
 
 
 class Spills(Vbr):
-    """Sends what was submitted in the next slot, not in its own."""
+    """Sends messages in the slot after the one in which they were submitted."""
 
     spilled: tuple[int, Sequence[bytes]] = (0, ())
 
@@ -104,7 +104,7 @@ class Spills(Vbr):
 
 
 def run_with(bug: type[Planted]) -> tuple[dict[str, Verdict], int]:
-    """Every member sends one message in each of some slots; the verdicts, and the slot of the bug."""
+    """The verdicts on a run in which every member sends one message in each of some slots, and the slot of the bug."""
     group = Group(
         TIMING,
         fixed({1: MS, 2: -MS, 3: 0, 4: MS // 2}),
@@ -135,11 +135,11 @@ def test_without_a_bug_the_same_run_is_valid() -> None:
 
 
 def test_swapping_two_members_in_one_slot_is_caught_with_both_messages_and_both_members() -> None:
-    """The messages that the wrong slot has from members 2 and 4 are their third ones: number 2."""
+    """In the wrong slot members 2 and 4 send their third messages: number 2."""
     found = violated(run_with(SwapsTwoMembers)[0])
-    assert set(found) == {"total_order"}, "nothing is lost, nothing doubled, each sender's own order is kept"
+    assert set(found) == {"total_order"}, "no message is lost or doubled, and each sender's order is kept"
     witness = found["total_order"]
-    # The smallest witness: the first two messages, in a correct member's order, that come the other way round.
+    # The smallest witness: the first two messages, in a correct member's order, that are swapped.
     assert witness.messages == (MessageId(2, 1, 2), MessageId(3, 1, 2))
     assert witness.members == (1, BUGGY)
     assert witness.text == f"member 1 delivered (2,2) before (3,2), member {BUGGY} after it"
@@ -161,7 +161,7 @@ def test_swapping_two_neighbours_names_exactly_these_two() -> None:
 def test_dropping_a_message_is_caught_as_a_gap() -> None:
     verdicts, wrong = run_with(Drops)
     found = violated(verdicts)
-    assert set(found) == {"gap_freedom"}, "what is left is in order"
+    assert set(found) == {"gap_freedom"}, "the other messages are in order"
     witness = found["gap_freedom"]
     assert witness.messages == (MessageId(2, 1, 2),)
     assert witness.text.startswith(f"member {BUGGY} never delivered (2,2) of slot {wrong}; member 1 delivered it")
@@ -175,7 +175,7 @@ def test_delivering_a_message_twice_is_caught_by_integrity() -> None:
     assert found["integrity"].text == f"member {BUGGY} delivered (2,2) twice, at indices 9 and 10"
 
 
-def test_taking_a_message_for_one_of_another_slot_is_caught_by_its_key() -> None:
+def test_assigning_a_message_to_another_slot_is_caught_by_its_key() -> None:
     verdicts, wrong = run_with(Misattributes)
     found = violated(verdicts)
     assert set(found) == {"total_order"}
@@ -184,8 +184,8 @@ def test_taking_a_message_for_one_of_another_slot_is_caught_by_its_key() -> None
     assert f"which is not after the key of (4,2) (slot {wrong + 1}, " in text
 
 
-def test_sending_in_the_next_slot_is_caught_as_latency_by_one_slot() -> None:
-    """All members agree on the wrong slot, so only the clock can tell: Figure 8's message takes Θ more than it may."""
+def test_sending_in_the_next_slot_is_caught_as_one_slot_too_much_latency() -> None:
+    """All members agree on the wrong slot, so only the clock shows it: Figure 8's message takes Θ more than allowed."""
     group = figure_8(TIMING, 3, orders={3: Spills})
     group.run(group.last_ns + 2 * group.bound_ns)
     verdicts = group.verdicts()

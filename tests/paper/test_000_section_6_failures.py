@@ -37,14 +37,14 @@ HALF = TIMING.gamma_ns // 2
 
 
 def group_of(members: int, *, delay_ns: int = MS, offsets: Mapping[int, int] | None = None, **more: object) -> GapGroup:
-    """Members 1 to n whose every datagram takes the same time; their clocks are right unless told."""
+    """Members 1 to n with a constant delay, and correct clocks unless `offsets` are given."""
     numbers = tuple(range(1, members + 1))
     clocks = fixed({member: (offsets or {}).get(member, 0) for member in numbers})
     return GapGroup(TIMING, clocks, adversarial_network(numbers, constant_delay(delay_ns), TIMING.delta_ns), **more)  # type: ignore[arg-type]
 
 
 def chatter(group: GapGroup, from_slot: int, to_slot: int, *members: int) -> None:
-    """Each member hands in a message in every slot, in the middle of it."""
+    """Each member submits a message in the middle of every slot."""
     for member, slot in product(members or group.members, range(from_slot, to_slot)):
         group.send(group.slot_start_ns(member, slot) + TIMING.theta_ns // 2, member, 40)
 
@@ -54,23 +54,23 @@ def assert_in_order(group: GapGroup) -> None:
     assert not group.failed_checks()
 
 
-# -- Definition 2 and Theorem 5, by chance ---------------------------------------------------------------------------
+# -- Definition 2 and Theorem 5, in random schedules -----------------------------------------------------------------
 
 
 def definition_2_and_theorem_5(seeds: range) -> tuple[int, int]:
-    """How many messages were sent, and how many schedules came to the bound itself."""
+    """The number of messages sent, and the number of schedules that attained the bound."""
     messages = attained = 0
     for seed in seeds:
         plan, group = random_churn(seed)
-        told = f"random_churn({seed}) is {plan}"
-        assert not group.unordered(), told
-        assert not group.failed_checks(), f"{group.failed_checks()}\n{told}"
-        assert not group.undelivered(), f"{group.undelivered()[0]}\n{told}"
-        assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{told}"
-        assert not group.wrongly_removed(), f"{group.wrongly_removed()[0]}\n{told}"
-        assert not group.violations(), f"{group.violations()[0]}\n{told}"
-        assert group.latency() <= group.bound_ns == latency_bound_ns(plan.timing), told
-        messages += sum(len(account.sent_ns) for account in group.records.values())
+        replay = f"random_churn({seed}) is {plan}"
+        assert not group.unordered(), replay
+        assert not group.failed_checks(), f"{group.failed_checks()}\n{replay}"
+        assert not group.undelivered(), f"{group.undelivered()[0]}\n{replay}"
+        assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{replay}"
+        assert not group.wrongly_removed(), f"{group.wrongly_removed()[0]}\n{replay}"
+        assert not group.violations(), f"{group.violations()[0]}\n{replay}"
+        assert group.latency() <= group.bound_ns == latency_bound_ns(plan.timing), replay
+        messages += sum(len(record.sent_ns) for record in group.records.values())
         attained += group.latency() == group.bound_ns
     return messages, attained
 
@@ -79,7 +79,7 @@ def definition_2_and_theorem_5(seeds: range) -> tuple[int, int]:
 def test_definition_2_and_theorem_5_hold_in_200_random_schedules_of_crashes_joins_and_leaves(part: int) -> None:
     messages, attained = definition_2_and_theorem_5(range(part * 50, (part + 1) * 50))
     assert messages > 500
-    assert attained > 2, "chance alone finds the bound, so the schedules are not tame"
+    assert attained > 2, "random schedules attain the bound, so they are hard enough"
 
 
 @pytest.mark.slow
@@ -89,8 +89,8 @@ def test_definition_2_and_theorem_5_hold_in_10000_random_schedules(part: int) ->
     definition_2_and_theorem_5(range(10_000 + part * 500, 10_000 + (part + 1) * 500))
 
 
-def test_a_member_that_joins_leaves_and_is_back_before_others_deliver_its_first_slot_is_heard_in_both_lives() -> None:
-    """Slots are short: the others deliver one Δ+Γ after its end, when the next life's JOIN is here already."""
+def test_a_member_that_leaves_and_rejoins_before_its_first_slot_is_delivered_is_heard_in_both_incarnations() -> None:
+    """Slots are short: the others deliver a slot Δ+Γ after its end, after the next incarnation's JOIN has arrived."""
     definition_2_and_theorem_5(range(13_486, 13_487))
 
 
@@ -98,8 +98,8 @@ def test_a_member_that_joins_leaves_and_is_back_before_others_deliver_its_first_
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3, 8])
-def test_theorem_4_no_gap_free_order_that_survives_f_crashes_promises_less_than_f_plus_1_delta(failures: int) -> None:
-    """The planner refuses to the nanosecond; and no order that it knows of offers a gap-free bound below that."""
+def test_theorem_4_no_gap_free_order_that_tolerates_f_crashes_promises_less_than_f_plus_1_delta(failures: int) -> None:
+    """The planner refuses a deadline one nanosecond below, and no order that it knows has a smaller gap-free bound."""
     least_ns = (failures + 1) * TIMING.delta_ns
     ask = Ask(2 * failures + 1, Rate(50, 8), TIMING, failures=failures, reliable=True)
     assert lower_bound_ns(ask) == least_ns
@@ -109,16 +109,18 @@ def test_theorem_4_no_gap_free_order_that_survives_f_crashes_promises_less_than_
     promised = {offer.order: offer for offer in plan(ask).candidates if offer.feasible}
     assert {"leader", "timestamp", "consensus"} <= set(promised)
     for offer in promised.values():
-        died = tuple(range(1, failures + 1))
+        crashed = tuple(range(1, failures + 1))
         if offer.outage_ns is not None:
             assert offer.latency_bound_ns + failures * offer.outage_ns >= least_ns, offer.order
             stack = build(Policy("p", 1, View(tuple(range(1, ask.members + 1))), TIMING, ask.rate, order=offer.order))
-            assert failures * offer.outage_ns >= stack.outage_ns(died), "what runs states no more than was planned"
-    kept = plan(replace(ask, deadline_ns=3600 * NS_PER_S)).candidates
-    assert {offer.order: offer.feasible for offer in kept}["consensus"] is False, "it promises nothing when one dies"
+            assert failures * offer.outage_ns >= stack.outage_ns(crashed), "the stack's outage is within the plan"
+    with_deadline = plan(replace(ask, deadline_ns=3600 * NS_PER_S)).candidates
+    assert {offer.order: offer.feasible for offer in with_deadline}["consensus"] is False, (
+        "consensus promises no latency after a crash"
+    )
 
 
-def test_theorem_4_a_gap_free_order_pays_for_two_crashes_what_the_scenario_says() -> None:
+def test_theorem_4_two_crashes_cost_a_gap_free_order_the_time_that_the_scenario_states() -> None:
     path = Path(__file__).parents[2] / "scenarios" / "theorem_4_lower_bound.toml"
     scenario = parse_scenario(path.read_text("utf-8"), path.name)
     assert scenario.bound_ns == 2 * TIMING.delta_ns + 2 * outage_ns(TIMING, 0)
@@ -128,15 +130,15 @@ def test_theorem_4_a_gap_free_order_pays_for_two_crashes_what_the_scenario_says(
     assert verdicts["latency"].figures["max_ns"] == 155 * MS + 1 > 3 * TIMING.delta_ns
 
 
-def test_lemma_6_1_all_the_messages_received_by_a_process_are_delivered() -> None:
-    """(1) Who is not suspected and does not fail is not suspected after; (2) who is back is heard from its slot on."""
+def test_lemma_6_1_a_process_delivers_all_messages_that_it_receives() -> None:
+    """(1) A correct member that is not suspected stays so. (2) A returned member is heard from its first slot on."""
     received = 0
     for seed in range(200, 240):
         plan_, group = random_churn(seed)
         assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{plan_}"
         assert not group.wrongly_removed(), f"(1): {group.wrongly_removed()[0]}\n{plan_}"
         assert not group.undelivered(), f"(2): {group.undelivered()[0]}\n{plan_}"
-        received += sum(len(account.received()) for account in group.correct())
+        received += sum(len(record.received()) for record in group.correct())
     assert received > 500
 
 
@@ -144,8 +146,8 @@ def test_lemma_6_1_all_the_messages_received_by_a_process_are_delivered() -> Non
 
 
 @pytest.mark.parametrize("crash_ns", [0, 1, TIMING.theta_ns // 2, TIMING.theta_ns - 1, 7 * MS, 11 * MS])
-def test_000_23_nobody_alive_is_given_up_and_who_has_crashed_is_in_768_runs(crash_ns: int) -> None:
-    """128 runs per instant of the crash: all clock corners of three members, all delay corners of four links."""
+def test_000_23_exactly_the_crashed_member_is_removed_in_768_runs(crash_ns: int) -> None:
+    """128 runs per instant of the crash: all extreme clocks of three members, all extreme delays of four links."""
     links = ((1, 2), (2, 1), (3, 1), (3, 2))
     for corner, delays in product(product((-HALF, HALF), repeat=3), product((0, TIMING.delta_ns), repeat=4)):
         network = adversarial_network((1, 2, 3), delay_per_link(dict(zip(links, delays, strict=True))), TIMING.delta_ns)
@@ -154,18 +156,18 @@ def test_000_23_nobody_alive_is_given_up_and_who_has_crashed_is_in_768_runs(cras
         group.send(group.slot_start_ns(1, 6), 1, 10)
         group.send(group.slot_start_ns(2, 6), 2, 10)
         group.run(group.slot_start_ns(1, 14))
-        told = f"clocks {corner}, delays {dict(zip(links, delays, strict=True))}"
-        assert [gone for _, gone in group.latest_record(1).removed()] == [3], told
-        assert [gone for _, gone in group.latest_record(2).removed()] == [3], told
-        assert not group.undelivered(), told
-        assert group.latency() <= BOUND_NS, told
+        case = f"clocks {corner}, delays {dict(zip(links, delays, strict=True))}"
+        assert [removed for _, removed in group.latest_record(1).removed()] == [3], case
+        assert [removed for _, removed in group.latest_record(2).removed()] == [3], case
+        assert not group.undelivered(), case
+        assert group.latency() <= BOUND_NS, case
 
 
 @pytest.mark.parametrize("extra_ns", [0, 1])
-def test_000_22_what_arrives_exactly_at_the_time_out_counts_even_if_two_do(extra_ns: int) -> None:
-    """Members 1 and 2 are slow and their marks take Δ: both reach member 3, which is fast, at its very time-out.
+def test_000_22_two_marks_that_arrive_exactly_at_the_time_out_are_both_in_time(extra_ns: int) -> None:
+    """Members 1 and 2 have slow clocks and their marks take Δ. Both reach member 3 (fast clock) at its time-out.
 
-    The first of them must not make member 3 give up the second. A nanosecond more, and both have failed.
+    Processing the first mark must not time out the second. One nanosecond later, both members count as failed.
     """
 
     def delay(_: int) -> int:
@@ -177,14 +179,14 @@ def test_000_22_what_arrives_exactly_at_the_time_out_counts_even_if_two_do(extra
     late_from = group.slot_start_ns(1, 8) + 1
     chatter(group, 7, 10)
     group.run(group.slot_start_ns(1, 16))
-    gone = {member for _, member in group.latest_record(3).removed()}
-    assert gone == ({1, 2} if extra_ns else set())
+    removed = {member for _, member in group.latest_record(3).removed()}
+    assert removed == ({1, 2} if extra_ns else set())
     at_time_out = TIMING.end_of(group.slot_number(7)) + TIMING.delta_ns + TIMING.gamma_ns - HALF
     assert at_time_out in [at for slot, at in group.latest_record(3).delivered.values() if slot == group.slot_number(7)]
     assert not group.unordered()
 
 
-def test_section_6_2_a_pause_within_the_time_out_removes_nobody() -> None:
+def test_section_6_2_a_pause_within_the_time_out_removes_no_member() -> None:
     group = group_of(3)
     chatter(group, 5, 20)
     group.pause(group.slot_start_ns(2, 8) - MS, group.slot_start_ns(2, 8) + 4 * MS, 2)
@@ -194,8 +196,8 @@ def test_section_6_2_a_pause_within_the_time_out_removes_nobody() -> None:
     assert not group.violations()
 
 
-def test_section_6_2_what_a_crashed_member_sent_before_is_delivered_by_all_who_have_it() -> None:
-    """001-6 too: two of its frames arrive, the slot's end does not; they are delivered at the time-out."""
+def test_section_6_2_members_deliver_the_frames_that_they_have_of_a_crashed_member() -> None:
+    """Erratum 001-6: two of its frames arrive, but no end-of-slot mark. They are delivered at the time-out."""
     group = group_of(3, max_frame=256, max_message=200)
     group.send(group.slot_start_ns(3, 6), 3, 200, 200, 200)
     group.crash(group.slot_start_ns(3, 6) + 1, 3)
@@ -203,7 +205,7 @@ def test_section_6_2_what_a_crashed_member_sent_before_is_delivered_by_all_who_h
     sent = len(group.latest_record(3).sent_ns)
     assert sent == 3
     assert list(group.latest_record(1).delivered) == list(group.latest_record(2).delivered) == [(3, 1, 0), (3, 1, 1)], (
-        "the third was held back"
+        "the third was not sent before the crash"
     )
     slot = group.slot_number(6)
     assert group.latest_record(1).removed() == group.latest_record(2).removed() == [(slot + 1, 3)]
@@ -215,9 +217,9 @@ def test_section_6_2_what_a_crashed_member_sent_before_is_delivered_by_all_who_h
 
 
 def figure_9(timing: Timing, members: int, failures: int = 1) -> GapGroup:
-    """The last member's clock is Γ/2 ahead, and it sends at the first instant of a slot; its neighbour's is Γ/2 behind.
+    """The last member's clock is Γ/2 ahead, and it sends at the first instant of a slot; the one before is Γ/2 behind.
 
-    The first `failures` members have just crashed, so that everybody waits for them, for as long as one may.
+    The first `failures` members have just crashed, so all others wait for them until the time-out.
     """
     half = timing.gamma_ns // 2
     numbers = tuple(range(1, members + 1))
@@ -258,17 +260,17 @@ def test_theorem_5_figure_9_attains_the_bound_exactly(timing: Timing) -> None:
 def test_theorem_5_the_attained_maximum_does_not_depend_on_the_number_of_members(members: int) -> None:
     group = figure_9(TIMING, members)
     assert max(group.latencies())[:2] == (BOUND_NS, (members, 1, 0))
-    assert sum(len(account.delivered) for account in group.records.values()) == members - 1
+    assert sum(len(record.delivered) for record in group.records.values()) == members - 1
 
 
 @pytest.mark.parametrize("failures", [1, 2, 5, 8])
 def test_theorem_5_the_attained_maximum_does_not_depend_on_the_number_of_failures(failures: int) -> None:
-    """A gap-free order would need (f+1)Δ (Theorem 4): 90 ms for eight failures; here it stays at 19 ms."""
+    """A gap-free order needs at least (f+1)Δ (Theorem 4), 90 ms for eight failures. This order stays at 19 ms."""
     group = figure_9(TIMING, 10, failures)
     assert max(group.latencies()) == (BOUND_NS, (10, 1, 0), 9)
 
 
-def test_theorem_5_failures_one_after_another_do_not_add_up() -> None:
+def test_theorem_5_the_delays_of_consecutive_failures_do_not_add_up() -> None:
     group = group_of(6, delay_ns=TIMING.delta_ns, offsets={5: -HALF, 6: HALF})
     for number, member in enumerate((1, 2, 3, 4)):
         group.crash(group.slot_start_ns(member, 6 + number) + MS, member)
@@ -284,8 +286,8 @@ def test_theorem_5_failures_one_after_another_do_not_add_up() -> None:
 # -- §6.3: joins -----------------------------------------------------------------------------------------------------
 
 
-def test_000_24_the_join_is_never_late_and_both_waits_are_attained_in_9720_cases() -> None:
-    """Every phase of the clock, both clock corners of joiner and receiver, delays of 0, Δ/2 and Δ, in small numbers."""
+def test_000_24_a_join_is_never_late_and_both_waits_are_attained_in_9720_cases() -> None:
+    """Phases of the clock, extreme clocks of joiner and receiver, and delays of 0, Δ/2 and Δ, with small numbers."""
     cases = joiner_attains = other_attains = 0
     for theta, delta, gamma in product((1000, 1001, 1005), (1, 500, 1000, 2300, 3007), (0, 2, 700)):
         timing, half = Timing(delta, gamma, theta), gamma // 2
@@ -312,9 +314,9 @@ def test_000_24_the_join_is_never_late_and_both_waits_are_attained_in_9720_cases
 def test_000_24_the_joiner_starts_within_delta_gamma_theta_and_the_others_gamma_later(
     offset: int, waits_ns: int
 ) -> None:
-    """The joiner's clock plus Δ+Γ is at the first instant of a slot when it wakes: it waits one whole Θ more.
+    """When the joiner starts, its clock plus Δ+Γ is the first instant of a slot, so it waits a whole Θ more.
 
-    Its slots are known to be the group's 2Δ+2Γ after it woke, which is in time for what is sent in its first slot.
+    It knows that it uses the group's slots 2Δ+2Γ after its start, in time for the messages of its first slot.
     """
     clocks = fixed({1: -HALF, 2: HALF, 3: offset})
     network = adversarial_network((1, 2, 3), constant_delay(TIMING.delta_ns), TIMING.delta_ns)
@@ -329,18 +331,18 @@ def test_000_24_the_joiner_starts_within_delta_gamma_theta_and_the_others_gamma_
     sure_ns = joiner.views[0][0] - joiner.started_ns
     assert sure_ns == 2 * (TIMING.delta_ns + TIMING.gamma_ns) <= min(entered.values()) + BOUND_NS
     assert group.latest_record(1).views[-1][1].joined == (3,), (
-        "and it stays: its marks are there from its first slot on"
+        "it stays in the view: its marks arrive from its first slot on"
     )
     assert group.latest_record(1).added(3)[-1] == group.latest_record(2).added(3)[-1] == first, (
-        "all add it at the same slot"
+        "all members add it at the same slot"
     )
 
 
 FIRST = 1_700_000_000_000 * MS
 
 
-def test_000_24_a_join_is_in_time_although_everybody_has_used_up_its_burst_and_ended_the_slot_before() -> None:
-    """Bursts of one end a slot at its beginning; its delivery is complete before the JOIN for the next one comes."""
+def test_000_24_a_join_is_in_time_although_all_members_used_up_their_bursts_of_the_slot_before() -> None:
+    """A burst of one ends a slot at its start; the slot is delivered before the JOIN for the next slot arrives."""
     numbers = (1, 2, 3)
     network = adversarial_network(
         numbers, delay_per_link({(3, 1): TIMING.delta_ns, (3, 2): TIMING.delta_ns}), TIMING.delta_ns
@@ -372,8 +374,8 @@ def test_000_25_two_joiners_with_different_smax_hear_each_other_from_the_later_o
     assert not group.violations()
 
 
-def test_000_25_who_wakes_after_a_join_has_passed_and_begins_before_it_still_hears_the_joiner() -> None:
-    """Member 2's clock is Γ ahead of member 3's: it joins first and begins a slot later. Its JOIN finds nobody."""
+def test_000_25_a_member_that_missed_a_join_and_starts_before_the_joiner_still_hears_it() -> None:
+    """Member 2's clock is Γ ahead of member 3's: it joins first and starts a slot later. Member 3 misses its JOIN."""
     timing = Timing(10 * MS, 6 * MS, 5 * MS)
     network = adversarial_network((1, 2, 3), constant_delay(0), timing.delta_ns)
     starts = {2: FIRST + 51 * MS, 3: FIRST + 51 * MS + 1}
@@ -385,12 +387,12 @@ def test_000_25_who_wakes_after_a_join_has_passed_and_begins_before_it_still_hea
     assert first_2 is not None
     assert first_3 is not None
     assert first_2 > first_3
-    assert group.latest_record(3).added(2)[-1] == first_2, "at the slot that it named, not after a merge"
+    assert group.latest_record(3).added(2)[-1] == first_2, "at the announced slot, not after a merge"
     assert not group.undelivered()
     assert not group.violations()
 
 
-def test_section_6_3_a_process_that_wakes_after_a_join_hears_the_joiner() -> None:
+def test_section_6_3_a_process_that_starts_after_a_join_hears_the_joiner() -> None:
     group = group_of(3, starts_ns={2: FIRST + 51 * MS, 3: FIRST + 55 * MS})
     chatter(group, 10, 30)
     group.run(group.slot_start_ns(1, 40))
@@ -399,8 +401,8 @@ def test_section_6_3_a_process_that_wakes_after_a_join_hears_the_joiner() -> Non
 
 
 @pytest.mark.parametrize("away_ns", [0, 1, 5 * MS, 12 * MS, 40 * MS, 500 * MS])
-def test_section_6_3_a_crashed_member_comes_back_as_a_new_incarnation_at_one_slot_for_all(away_ns: int) -> None:
-    """Also before anybody has missed it: then the old life ends and the new one begins without a gap in the list."""
+def test_section_6_3_a_crashed_member_returns_as_a_new_incarnation_at_the_same_slot_for_all(away_ns: int) -> None:
+    """If it returns before the others notice the crash, the new incarnation replaces the old one without a gap."""
     group = group_of(4, delay_ns=9 * MS, offsets={1: -HALF, 2: HALF})
     chatter(group, 4, 40 + away_ns // TIMING.theta_ns)
     back = group.slot_start_ns(3, 10) + 2 * MS + away_ns
@@ -416,8 +418,8 @@ def test_section_6_3_a_crashed_member_comes_back_as_a_new_incarnation_at_one_slo
     assert any(message[:2] == (3, 2) for message in group.latest_record(1).delivered)
 
 
-def test_000_26_an_old_incarnation_in_flight_never_enters_after_a_rejoin() -> None:
-    """Everything of member 3 takes Δ, so its last frames arrive when its next life has long been announced."""
+def test_000_26_frames_of_an_old_incarnation_are_never_delivered_after_a_rejoin() -> None:
+    """All datagrams of member 3 take Δ, so its last frames arrive long after the JOIN of its next incarnation."""
     network = adversarial_network(
         (1, 2, 3), delay_per_link({(3, 1): TIMING.delta_ns, (3, 2): TIMING.delta_ns}), TIMING.delta_ns, fifo=False
     )
@@ -427,10 +429,10 @@ def test_000_26_an_old_incarnation_in_flight_never_enters_after_a_rejoin() -> No
         group.crash(group.slot_start_ns(3, slot) + 4 * MS, 3)
         group.restart(group.slot_start_ns(3, slot) + 4 * MS, 3)
     group.run(group.slot_start_ns(1, 50))
-    assert max(life for member, life in group.records if member == 3) == 7
+    assert max(incarnation for member, incarnation in group.records if member == 3) == 7
     for member in (1, 2):
-        lives = [message[1] for message in group.latest_record(member).delivered if message[0] == 3]
-        assert lives == sorted(lives)
+        incarnations = [message[1] for message in group.latest_record(member).delivered if message[0] == 3]
+        assert incarnations == sorted(incarnations)
     assert not group.undelivered()
     assert_in_order(group)
 
@@ -438,7 +440,7 @@ def test_000_26_an_old_incarnation_in_flight_never_enters_after_a_rejoin() -> No
 # -- 001-5: leave ----------------------------------------------------------------------------------------------------
 
 
-def test_001_5_a_leave_is_the_implicit_end_of_its_slot_and_all_see_it_at_the_same_place() -> None:
+def test_001_5_a_leave_ends_its_slot_and_all_members_see_it_at_the_same_position() -> None:
     group = group_of(3, delay_ns=TIMING.delta_ns, offsets={1: -HALF, 3: HALF})
     chatter(group, 5, 20)
     group.leave(group.slot_start_ns(2, 10) + 3 * MS, 2)
@@ -447,13 +449,15 @@ def test_001_5_a_leave_is_the_implicit_end_of_its_slot_and_all_see_it_at_the_sam
     assert left is not None
     assert left.final_slot == group.slot_number(10)
     assert group.latest_record(1).removed() == group.latest_record(3).removed() == [(left.final_slot + 1, 2)]
-    assert not group.undelivered(), "the leaver has delivered its last slot, and all have the leaver's messages of it"
+    assert not group.undelivered(), "the leaving member delivers its last slot, and all deliver its messages of it"
     assert group.latency() < BOUND_NS
     assert_in_order(group)
 
 
 @pytest.mark.parametrize("away_ns", [0, 1, 20 * MS])
-def test_001_5_who_has_left_may_come_back_and_its_old_end_mark_ends_no_slot_of_the_new_life(away_ns: int) -> None:
+def test_001_5_a_member_may_return_after_a_leave_whose_end_mark_ends_no_slot_of_the_new_incarnation(
+    away_ns: int,
+) -> None:
     group = group_of(3, delay_ns=TIMING.delta_ns)
     chatter(group, 5, 40)
     group.leave(group.slot_start_ns(2, 10) + 3 * MS, 2)
@@ -468,16 +472,16 @@ def test_001_5_who_has_left_may_come_back_and_its_old_end_mark_ends_no_slot_of_t
     assert not group.violations()
 
 
-def test_001_5_a_leave_while_joining_takes_effect_after_the_slot_that_others_count_on() -> None:
+def test_001_5_a_leave_while_joining_takes_effect_after_the_announced_first_slot() -> None:
     group = group_of(3, starts_ns={3: FIRST + 50 * MS})
     chatter(group, 5, 30, 1, 2)
     group.leave(FIRST + 52 * MS, 3)
     group.run(group.slot_start_ns(1, 40))
-    account = group.latest_record(3)
-    assert account.left is not None
-    assert account.left.final_slot == account.first_slot
+    record = group.latest_record(3)
+    assert record.left is not None
+    assert record.left.final_slot == record.first_slot
     assert (
-        group.latest_record(1).removed()[-1] == group.latest_record(2).removed()[-1] == (account.left.final_slot + 1, 3)
+        group.latest_record(1).removed()[-1] == group.latest_record(2).removed()[-1] == (record.left.final_slot + 1, 3)
     )
     assert group.latency() < BOUND_NS
     assert not group.violations()
@@ -495,41 +499,41 @@ def partitioned(sides: tuple[tuple[int, ...], ...], from_ns: int, to_ns: int, de
     return GapGroup(TIMING, fixed(dict.fromkeys(numbers, 0)), network)
 
 
-def test_section_6_6_both_sides_go_on_within_the_bound_and_hear_each_other_again_after_healing() -> None:
+def test_section_6_6_both_sides_of_a_partition_meet_the_bound_and_merge_after_it_heals() -> None:
     group = partitioned(((1, 2), (3, 4, 5)), 50 * MS, 200 * MS)
     chatter(group, 4, 100)
     group.run(group.slot_start_ns(1, 120))
     assert_in_order(group)
     healed = group.slot_number(41 + TIMING.smax(0) + 2)
-    for account in group.records.values():
+    for record in group.records.values():
         between = {
-            m[0] for m, (slot, _) in account.delivered.items() if group.slot_number(16) <= slot < group.slot_number(39)
+            m[0] for m, (slot, _) in record.delivered.items() if group.slot_number(16) <= slot < group.slot_number(39)
         }
-        assert between == ({1, 2} if account.member < 3 else {3, 4, 5})
-        after = [m for m, (slot, _) in account.delivered.items() if slot >= healed]
-        assert len(after) == 5 * (group.slot_number(100) - healed), "from the merge on nothing is missing"
-    assert group.latency() <= BOUND_NS, "nothing blocks while the lists change"
+        assert between == ({1, 2} if record.member < 3 else {3, 4, 5})
+        after = [m for m, (slot, _) in record.delivered.items() if slot >= healed]
+        assert len(after) == 5 * (group.slot_number(100) - healed), "no message is missing after the merge"
+    assert group.latency() <= BOUND_NS, "view changes block no delivery"
 
 
 @pytest.mark.parametrize("delay_ns", [MS, TIMING.delta_ns])
-def test_000_27_a_merge_takes_at_most_two_requests_and_two_answers_per_pair_and_then_there_is_quiet(
+def test_000_27_a_merge_takes_at_most_two_requests_and_two_answers_per_pair_and_then_ends(
     delay_ns: int,
 ) -> None:
     group = partitioned(((1, 2), (3, 4, 5)), 50 * MS, 200 * MS, delay_ns)
     group.run(FIRST + 199 * MS)
-    before = {account.member: account.joins_sent for account in group.records.values()}
+    before = {record.member: record.joins_sent for record in group.records.values()}
     assert before == dict.fromkeys(group.members, 1)
     group.run(FIRST + 300 * MS)
-    after = {account.member: account.joins_sent - 1 for account in group.records.values()}
-    assert 6 <= sum(after.values()) <= 6 * 4, "six pairs were divided"
+    after = {record.member: record.joins_sent - 1 for record in group.records.values()}
+    assert 6 <= sum(after.values()) <= 6 * 4, "the partition separated six pairs"
     group.run(FIRST + 600 * MS)
-    assert {account.member: account.joins_sent - 1 for account in group.records.values()} == after
-    assert all(account.order.view.members == group.members for account in group.records.values())
+    assert {record.member: record.joins_sent - 1 for record in group.records.values()} == after
+    assert all(record.order.view.members == group.members for record in group.records.values())
 
 
 @pytest.mark.parametrize("delay_ns", [0, TIMING.delta_ns])
-def test_section_6_6_suspicion_on_one_side_only_is_mended(delay_ns: int) -> None:
-    """Member 2 does not hear member 1 for a while, and member 1 hears everything."""
+def test_section_6_6_a_one_sided_suspicion_is_repaired(delay_ns: int) -> None:
+    """For a while member 2 receives nothing from member 1, while member 1 receives everything."""
     network = adversarial_network((1, 2, 3), constant_delay(delay_ns), TIMING.delta_ns)
     span = Span(50 * MS, 90 * MS)
     loss = Loss(span, 1.0, senders=(1,), receivers=(2,))
@@ -537,14 +541,14 @@ def test_section_6_6_suspicion_on_one_side_only_is_mended(delay_ns: int) -> None
     group = GapGroup(TIMING, fixed({1: 0, 2: 0, 3: 0}), network)
     chatter(group, 4, 60)
     group.run(group.slot_start_ns(1, 80))
-    assert [gone for _, gone in group.latest_record(2).removed()] == [1]
+    assert [removed for _, removed in group.latest_record(2).removed()] == [1]
     assert not group.latest_record(1).removed()
     assert not group.latest_record(3).removed()
     assert group.latest_record(2).order.view.members == (1, 2, 3)
     assert_in_order(group)
-    late = {m for m, (slot, _) in group.latest_record(1).delivered.items() if slot > group.slot_number(30)}
-    assert late <= group.latest_record(2).delivered.keys()
-    assert sum(account.joins_sent for account in group.records.values()) <= 3 + 2
+    after = {m for m, (slot, _) in group.latest_record(1).delivered.items() if slot > group.slot_number(30)}
+    assert after <= group.latest_record(2).delivered.keys()
+    assert sum(record.joins_sent for record in group.records.values()) <= 3 + 2
 
 
 # -- clocks that are off by more than Γ ------------------------------------------------------------------------------
@@ -558,7 +562,7 @@ def with_clock(
     delay_ns: int = MS,
     run_ns: int = 400 * MS,
 ) -> GapGroup:
-    """One member's clock is off, from the start or by a leap; clocks are probed as in real groups."""
+    """The clock of member 2 is wrong, from the start or after a jump. Members probe clocks as in real groups."""
     numbers = tuple(range(1, members + 1))
     clocks = fixed(dict.fromkeys(numbers, 0))
     clocks[2] = FixedClock(offset_ns) if since_ns is None else SteppedClock(0, [(FIRST + since_ns, offset_ns)])
@@ -575,7 +579,7 @@ def kinds(group: GapGroup, member: int) -> list[str]:
 
 @pytest.mark.parametrize("offset_ns", [4 * MS, 50 * MS, 900 * MS, 20_000 * MS])
 @pytest.mark.parametrize("since_ns", [None, 120 * MS])
-def test_bad_input_a_clock_that_is_ahead_is_seen_by_everyone_and_its_member_fenced(
+def test_bad_input_all_members_detect_a_clock_that_is_ahead_and_fence_its_member(
     offset_ns: int, since_ns: int | None
 ) -> None:
     group = with_clock(offset_ns, since_ns=since_ns)
@@ -588,13 +592,13 @@ def test_bad_input_a_clock_that_is_ahead_is_seen_by_everyone_and_its_member_fenc
     assert not group.unordered()
     assert not group.failed_checks(ignore=("latency",))
     right = [took for took, message, member in group.latencies() if message[0] != 2 and member != 2]
-    assert max(right) <= BOUND_NS, "the others' latency holds"
+    assert max(right) <= BOUND_NS, "the other members meet the latency bound"
     assert set(range(1, 5)) - {2} == {message[0] for message in group.latest_record(1).delivered} - {2}
 
 
 @pytest.mark.parametrize("offset_ns", [4 * MS, 50 * MS])
-def test_bad_input_who_is_ahead_of_everyone_learns_that_its_own_clock_is_wrong(offset_ns: int) -> None:
-    """The answers to its requests were sent after them, and show a time before them."""
+def test_bad_input_a_member_ahead_of_all_others_learns_that_its_own_clock_is_wrong(offset_ns: int) -> None:
+    """The answers to its probes show a time before the probes were sent."""
     group = with_clock(offset_ns, since_ns=120 * MS, delay_ns=0)
     assert "own_clock" in kinds(group, 2)
     assert group.latest_record(2).left is not None
@@ -602,7 +606,7 @@ def test_bad_input_who_is_ahead_of_everyone_learns_that_its_own_clock_is_wrong(o
 
 @pytest.mark.parametrize("offset_ns", [-4 * MS, -50 * MS, -900 * MS])
 @pytest.mark.parametrize("delay_ns", [0, MS])
-def test_bad_input_a_clock_that_is_behind_is_seen_by_its_own_member_which_leaves(offset_ns: int, delay_ns: int) -> None:
+def test_bad_input_a_member_whose_clock_is_behind_detects_it_and_leaves(offset_ns: int, delay_ns: int) -> None:
     group = with_clock(offset_ns, delay_ns=delay_ns)
     assert kinds(group, 2)[-1] == "own_clock"
     assert "most members' clocks differ from ours by more than Γ = 2ms" in group.latest_record(2).violations[-1].text
@@ -615,10 +619,10 @@ def test_bad_input_a_clock_that_is_behind_is_seen_by_its_own_member_which_leaves
 
 @pytest.mark.parametrize("delay_ns", [0, TIMING.delta_ns // 2, TIMING.delta_ns])
 @pytest.mark.parametrize("offset_ns", [3 * MS, 8 * MS, 50 * MS, -3 * MS, -8 * MS, -50 * MS])
-def test_bad_input_a_wrong_clock_is_found_behind_any_delay_unless_every_datagram_seems_in_time(
+def test_bad_input_a_wrong_clock_is_detected_at_any_delay_unless_all_datagrams_seem_on_time(
     offset_ns: int, delay_ns: int
 ) -> None:
-    """Of clocks that differ by o, datagrams that take d seem to take d+o one way and d-o the other."""
+    """If two clocks differ by o, datagrams that take d seem to take d+o in one direction and d-o in the other."""
     group = with_clock(offset_ns, delay_ns=delay_ns, run_ns=1200 * MS)
     off = abs(offset_ns)
     hidden = delay_ns - off >= -TIMING.gamma_ns and delay_ns + off <= TIMING.delta_ns + TIMING.gamma_ns
@@ -626,36 +630,34 @@ def test_bad_input_a_wrong_clock_is_found_behind_any_delay_unless_every_datagram
     if hidden:
         assert not group.violations()
         assert not group.undelivered()
-        assert all(account.order.view.members == group.members for account in group.records.values())
+        assert all(record.order.view.members == group.members for record in group.records.values())
         return
     right = [member for member in group.members if member != 2]
     found = {m: [v for v in group.latest_record(m).violations if isinstance(v, ClockViolation)] for m in right}
-    assert sum(len(told) for told in found.values()) >= 2, "one may come up after it has gone"
+    assert sum(len(reported) for reported in found.values()) >= 2, "one member may start after it has left"
     for member in right:
         assert len(found[member]) <= 1
         assert all(v.kind == "clock" and v.member == 2 and abs(v.off_ns) <= off for v in found[member])
         assert group.latest_record(member).order.view.members == (1, 3, 4)
-        assert sum(at > FIRST + 900 * MS for at, _ in group.latest_record(member).views) == 0, (
-            "and there is an end to it"
-        )
+        assert sum(at > FIRST + 900 * MS for at, _ in group.latest_record(member).views) == 0, "the view changes end"
         assert {(m, 1) for m in right} <= {
             message[:2] for message, (_, at) in group.latest_record(member).delivered.items()
         }
     assert kinds(group, 2)[-1] == "own_clock"
     assert group.latest_record(2).left is not None
     took = [took for took, message, member in group.latencies() if message[0] != 2 and member != 2]
-    assert max(took) <= BOUND_NS, "the others' latency holds"
+    assert max(took) <= BOUND_NS, "the other members meet the latency bound"
 
 
 @pytest.mark.parametrize("offset_ns", [TIMING.gamma_ns, -TIMING.gamma_ns])
 @pytest.mark.parametrize("delay_ns", [0, TIMING.delta_ns // 2, TIMING.delta_ns])
-def test_bad_input_a_clock_off_by_gamma_is_nobodys_business(offset_ns: int, delay_ns: int) -> None:
+def test_bad_input_a_clock_off_by_exactly_gamma_causes_no_violation(offset_ns: int, delay_ns: int) -> None:
     group = with_clock(offset_ns, delay_ns=delay_ns, run_ns=800 * MS)
     assert not group.violations()
     assert not group.undelivered()
 
 
-def test_bad_input_of_two_members_each_reports_the_other_and_neither_leaves() -> None:
+def test_bad_input_in_a_group_of_two_each_reports_the_other_and_neither_leaves() -> None:
     group = with_clock(30 * MS, members=2)
     assert "clock" in kinds(group, 1)
     assert "clock" in kinds(group, 2)
@@ -666,10 +668,10 @@ def test_bad_input_of_two_members_each_reports_the_other_and_neither_leaves() ->
 
 def test_bad_input_a_clock_within_gamma_is_never_reported() -> None:
     group = with_clock(TIMING.gamma_ns, delay_ns=TIMING.delta_ns)
-    assert not any(v.kind == "clock" for account in group.records.values() for v in account.violations)
+    assert not any(v.kind == "clock" for record in group.records.values() for v in record.violations)
 
 
-def test_bad_input_a_fenced_member_is_taken_back_when_it_restarts_with_its_clock_put_right() -> None:
+def test_bad_input_a_fenced_member_is_added_again_when_it_restarts_with_a_correct_clock() -> None:
     numbers = (1, 2, 3)
     clocks = fixed(dict.fromkeys(numbers, 0)) | {2: SteppedClock(50 * MS, [(FIRST + 100 * MS, 0)])}
     group = GapGroup(TIMING, clocks, adversarial_network(numbers, constant_delay(MS), TIMING.delta_ns))
@@ -687,40 +689,40 @@ def test_bad_input_a_fenced_member_is_taken_back_when_it_restarts_with_its_clock
 
 
 @pytest.mark.parametrize("pause_ns", [17 * MS, 40 * MS, 3_000 * MS])
-def test_bad_input_a_member_that_stood_still_comes_back_in_order_and_loses_nothing_that_it_had_to_send(
+def test_bad_input_a_paused_member_returns_in_order_and_sends_all_messages_that_it_accepted(
     pause_ns: int,
 ) -> None:
     group = group_of(4, max_frame=256, max_message=100)
     begins = group.slot_start_ns(2, 10) + MS
     ends = begins + pause_ns
     chatter(group, 5, 10)
-    group.send(begins - 1, 2, 30, 40)  # taken, and held back for the slot's end
+    group.send(begins - 1, 2, 30, 40)  # accepted, and kept until the end of the slot
     for slot in range(12, 60 + pause_ns // TIMING.theta_ns):
         group.send(group.slot_start_ns(3, slot), 3, 10)
     group.pause(begins, ends, 2)
-    group.send(begins + 1, 2, 50)  # handed in while it stood still
+    group.send(begins + 1, 2, 50)  # submitted during the pause
     group.run(ends + 200 * MS)
     paused = group.latest_record(2)
     assert [violation.kind for violation in paused.violations] == ["paused"]
     assert len(paused.sent_ns) == 5 + 3
     for member in (1, 3, 4):
         mine = [message for message in group.latest_record(member).delivered if message[0] == 2]
-        assert mine == [(2, 1, sequence) for sequence in range(8)], "what it held back left when all expected it again"
-        assert group.latest_record(member).order.view.members == (1, 2, 3, 4), "it is in the list again"
+        assert mine == [(2, 1, sequence) for sequence in range(8)], "it sends the kept messages after it has rejoined"
+        assert group.latest_record(member).order.view.members == (1, 2, 3, 4), "it is in the view again"
     assert not group.unordered()
     assert not group.failed_checks(ignore=("latency",))
     last = max(slot for slot, _ in group.latest_record(1).delivered.values())
     assert max(slot for slot, _ in paused.delivered.values()) == last
     heard = {message for message in paused.delivered if message[0] == 3}
     assert heard == {message for message in group.latest_record(1).delivered if message[0] == 3}, (
-        "what had arrived is delivered"
+        "it delivers the messages that arrived during the pause"
     )
 
 
 # -- planted bugs ----------------------------------------------------------------------------------------------------
 
 
-class GivesUpEarly(VbrGaps):
+class TimesOutEarly(VbrGaps):
     """Waits for Δ instead of Δ+Γ."""
 
     def _late_at(self) -> int:
@@ -744,14 +746,14 @@ class SwapsMembers(VbrGaps):
 
 
 class JoinsLate(VbrGaps):
-    """Adds who joins a slot after the one that was named."""
+    """Adds a joining member one slot after the announced one."""
 
-    def _expect(self, now: int, peer: int, life: int, slot: int) -> None:
-        super()._expect(now, peer, life, slot + 1)
+    def _expect(self, now: int, peer: int, incarnation: int, slot: int) -> None:
+        super()._expect(now, peer, incarnation, slot + 1)
 
 
 def found_by(bug: type[VbrGaps], seeds: range) -> set[str]:
-    """Which judges see a bug that one member has."""
+    """The names of the checks that find a bug in one member."""
     found: set[str] = set()
     for seed in seeds:
         members = random_churn(seed)[1].members
@@ -764,28 +766,28 @@ def found_by(bug: type[VbrGaps], seeds: range) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("bug", "judge"),
+    ("bug", "check"),
     [
-        (GivesUpEarly, "wrongly removed"),
+        (TimesOutEarly, "wrongly removed"),
         (WaitsLonger, "late"),
         (SwapsMembers, "total_order"),
         (JoinsLate, "undelivered"),
     ],
 )
-def test_a_planted_bug_is_caught(bug: type[VbrGaps], judge: str) -> None:
-    assert judge in found_by(bug, range(40))
+def test_a_planted_bug_is_caught(bug: type[VbrGaps], check: str) -> None:
+    assert check in found_by(bug, range(40))
 
 
-class ForgetsTheFence(VbrGaps):
-    """Takes a clock for right that is wrong."""
+class NeverFences(VbrGaps):
+    """Accepts a wrong clock."""
 
-    def _fence(self, now: int, peer: int, life: int, off_ns: int) -> bool:
+    def _fence(self, now: int, peer: int, incarnation: int, difference_ns: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("order", [VbrGaps, ForgetsTheFence])
-def test_a_planted_bug_that_forgets_the_fence_is_caught(order: type[VbrGaps]) -> None:
-    """Figure 9 with a sender 4 ms ahead, twice Γ: what it sends takes longer than the bound, unless it is left out."""
+@pytest.mark.parametrize("order", [VbrGaps, NeverFences])
+def test_a_planted_bug_that_never_fences_is_caught(order: type[VbrGaps]) -> None:
+    """Figure 9 with a sender 4 ms ahead, twice Γ: unless it is fenced, its messages take longer than the bound."""
     clocks = fixed({1: 0, 2: 4 * MS, 3: 0})
     network = adversarial_network((1, 2, 3), constant_delay(MS), TIMING.delta_ns)
     group = GapGroup(TIMING, clocks, network, orders=dict.fromkeys((1, 2, 3), order))
@@ -793,5 +795,5 @@ def test_a_planted_bug_that_forgets_the_fence_is_caught(order: type[VbrGaps]) ->
     group.send(group.slot_start_ns(2, 10), 2, 10)
     group.run(group.slot_start_ns(1, 20))
     took = [ns for ns, _, member in group.latencies() if member == 3]
-    assert took == ([BOUND_NS + 2 * MS] if order is ForgetsTheFence else [])
-    assert not group.unordered(), "the order is one even so"
+    assert took == ([BOUND_NS + 2 * MS] if order is NeverFences else [])
+    assert not group.unordered(), "the members still agree on one order"

@@ -1,4 +1,4 @@
-"""Paper 000 §7: a bound x on how many consecutive datagrams of a sender are lost; gaps, but one order and no delay."""
+"""Paper 000 §7: the network loses at most x consecutive datagrams of a sender; gaps, but one order and no delay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST = 1_700_000_000_000 * MS
 
 
 class Scripted:
-    """Loses datagrams of one link by a script, from a time on; afterwards none."""
+    """Loses the datagrams of one link that a script names, from a given time on, and none after the script."""
 
     def __init__(self, sender: int, receiver: int, lost: Sequence[bool], from_ns: int) -> None:
         self.hits = 0
@@ -45,7 +45,7 @@ def lossy(
     orders: dict[int, type[VbrGaps]] | None = None,
     max_frame: int = 1400,
 ) -> GapGroup:
-    """Member 2 has no luck on its way to member 1, from slot 10 on."""
+    """From slot 10 on, the link from member 2 to member 1 loses the datagrams marked in `lost`."""
     numbers = tuple(range(1, members + 1))
     network = adversarial_network(numbers, constant_delay(MS), timing.delta_ns)
     network.faults = (Scripted(2, 1, lost, FIRST + 10 * timing.theta_ns + 1),)
@@ -60,27 +60,27 @@ def lossy(
     )
 
 
-def longest_row(lost: Sequence[bool]) -> int:
-    return max((len(list(row)) for hit, row in groupby(lost) if hit), default=0)
+def longest_burst(lost: Sequence[bool]) -> int:
+    return max((len(list(burst)) for hit, burst in groupby(lost) if hit), default=0)
 
 
 def patterns(length: int, loss_burst: int) -> list[tuple[bool, ...]]:
-    """Every way in which datagrams are lost with at most so many in a row."""
-    return [lost for lost in product((False, True), repeat=length) if longest_row(lost) <= loss_burst]
+    """All patterns of this length with at most `loss_burst` consecutive losses."""
+    return [lost for lost in product((False, True), repeat=length) if longest_burst(lost) <= loss_burst]
 
 
 # -- 000-28: the threshold -------------------------------------------------------------------------------------------
 
 
-def test_000_28_at_most_x_losses_in_a_row_make_at_most_x_silent_slots_and_exactly_x_occur() -> None:
-    """Every pattern over ten datagrams, in slots of one, two or three of them."""
+def test_000_28_x_consecutive_losses_make_at_most_x_silent_slots_and_this_is_attained() -> None:
+    """All patterns of ten datagrams, with one, two or three datagrams per slot."""
     for loss_burst, per_slot in product(range(4), (1, 2, 3)):
-        rows = [
-            longest_row([all(lost[at : at + per_slot]) for at in range(0, len(lost) - per_slot + 1, per_slot)])
+        silent = [
+            longest_burst([all(lost[at : at + per_slot]) for at in range(0, len(lost) - per_slot + 1, per_slot)])
             for lost in patterns(10, loss_burst)
         ]
-        assert max(rows) == loss_burst // per_slot <= loss_burst
-        assert max(rows) == loss_burst or per_slot > 1
+        assert max(silent) == loss_burst // per_slot <= loss_burst
+        assert max(silent) == loss_burst or per_slot > 1
 
 
 @pytest.mark.parametrize(("loss_burst", "count"), [(1, 34), (2, 81)])
@@ -88,11 +88,11 @@ def test_000_28_at_most_x_losses_in_a_row_make_at_most_x_silent_slots_and_exactl
 def test_000_28_within_the_bound_no_correct_member_is_removed_in_any_pattern(
     loss_burst: int, count: int, theta_ns: int
 ) -> None:
-    """With Θ above Δ+Γ slots are given up by the time-out, below it by the frame that follows."""
+    """If Θ is above Δ+Γ, a lost frame shows by the time-out; otherwise by the next frame."""
     timing = Timing(10 * MS, 2 * MS, theta_ns)
-    tried = patterns(7, loss_burst)
-    assert len(tried) == count
-    for lost in tried:
+    all_patterns = patterns(7, loss_burst)
+    assert len(all_patterns) == count
+    for lost in all_patterns:
         group = lossy(lost, loss_burst=loss_burst, timing=timing)
         for slot in range(9, 20):
             group.send(group.slot_start_ns(2, slot) + MS, 2, 10)
@@ -106,41 +106,41 @@ def test_000_28_within_the_bound_no_correct_member_is_removed_in_any_pattern(
 
 @pytest.mark.parametrize("loss_burst", [1, 2, 3])
 def test_000_28_removal_comes_after_x_plus_1_silent_slots_and_not_before(loss_burst: int) -> None:
-    timing = Timing(10 * MS, 2 * MS, 40 * MS)  # no later frame comes before a slot's time-out
+    timing = Timing(10 * MS, 2 * MS, 40 * MS)  # the next frame arrives after the slot's time-out
     for silent in range(1, loss_burst + 3):
         group = lossy([True] * silent, loss_burst=loss_burst, timing=timing)
         group.run(group.slot_start_ns(1, 30))
-        # The mark of slot 9, sent at the first instant of slot 10, was the last to arrive.
+        # The last mark to arrive is that of slot 9, sent at the first instant of slot 10.
         assert group.latest_record(1).removed() == (
             [(group.slot_number(10 + loss_burst + 1), 2)] if silent > loss_burst else []
         )
-        assert group.latest_record(1).order.view.members == (1, 2), "and it is taken back when it is heard again"
+        assert group.latest_record(1).order.view.members == (1, 2), "it is added again after its next frame"
 
 
-def test_000_28_silent_slots_count_only_if_they_follow_each_other() -> None:
-    """One in three is lost for a long time, and each slot is given up by its time-out."""
+def test_000_28_only_consecutive_silent_slots_count() -> None:
+    """One datagram in three is lost for a long time, and each lost slot ends by its time-out."""
     timing = Timing(10 * MS, 2 * MS, 40 * MS)
     group = lossy([True, False, False] * 10, loss_burst=1, timing=timing)
     group.run(group.slot_start_ns(1, 45))
     assert not group.latest_record(1).removed()
 
 
-def test_000_28_a_control_frame_that_arrives_is_a_sign_of_life() -> None:
-    """Of marks and HELLOs by turns each mark is lost: never two in a row, and for many slots no data at all.
+def test_000_28_a_control_frame_counts_as_a_heartbeat() -> None:
+    """Marks and HELLOs alternate and every mark is lost: no two consecutive losses, and no data for many slots.
 
-    The HELLOs go on because member 3 never comes up.
+    Member 3 never starts, so the HELLOs continue.
     """
     group = lossy([True, False] * 12, loss_burst=1, members=3, timing=Timing(10 * MS, 2 * MS, 10 * MS))
     group.crash(FIRST, 3)
     group.run(group.slot_start_ns(1, 40))
-    assert 2 not in [gone for _, gone in group.latest_record(1).removed()]
+    assert 2 not in [removed for _, removed in group.latest_record(1).removed()]
 
 
-# -- how loss is told ------------------------------------------------------------------------------------------------
+# -- how a member detects loss ---------------------------------------------------------------------------------------
 
 
-def test_section_7_loss_is_told_from_silence_by_what_follows_and_costs_one_slot_not_the_time_out() -> None:
-    """Member 1's mark of slot 10 is lost on its way to member 2: the next mark shows that by FIFO order."""
+def test_section_7_the_next_frame_shows_a_loss_which_then_costs_one_slot_and_not_the_time_out() -> None:
+    """Member 1's mark of slot 10 is lost on its way to member 2. Links are FIFO, so the next mark shows the loss."""
     network = adversarial_network((1, 2), constant_delay(MS), TIMING.delta_ns)
     network.faults = (Scripted(1, 2, [True], FIRST + 11 * TIMING.theta_ns),)
     group = GapGroup(TIMING, fixed({1: 0, 2: 0}), network, loss_burst=1, start_ns=FIRST)
@@ -150,7 +150,7 @@ def test_section_7_loss_is_told_from_silence_by_what_follows_and_costs_one_slot_
     assert took == {1: TIMING.theta_ns + MS, 2: 2 * TIMING.theta_ns + MS}
 
 
-def test_section_7_loss_is_told_by_the_time_out_when_nothing_follows_in_time() -> None:
+def test_section_7_the_time_out_shows_a_loss_if_no_frame_follows_before_it() -> None:
     timing = Timing(10 * MS, 2 * MS, 40 * MS)
     network = adversarial_network((1, 2), constant_delay(MS), timing.delta_ns)
     network.faults = (Scripted(1, 2, [True], FIRST + 11 * timing.theta_ns),)
@@ -160,7 +160,7 @@ def test_section_7_loss_is_told_by_the_time_out_when_nothing_follows_in_time() -
     assert group.latency() == timing.theta_ns + timing.delta_ns + timing.gamma_ns
 
 
-def test_section_7_latency_remains_that_of_theorem_5_and_is_attained() -> None:
+def test_section_7_the_latency_bound_of_theorem_5_holds_and_is_attained() -> None:
     """The sender's clock is fast, the receiver's slow, and a third member's mark is lost."""
     timing = Timing(10 * MS, 2 * MS, 40 * MS)
     network = adversarial_network((1, 2, 3), constant_delay(MS), timing.delta_ns)
@@ -174,23 +174,23 @@ def test_section_7_latency_remains_that_of_theorem_5_and_is_attained() -> None:
 
 
 @pytest.mark.parametrize("lost", range(11))
-def test_section_7_behind_a_gap_whole_messages_are_delivered_and_halves_are_not(lost: int) -> None:
-    """001-6 too. Three messages of 700 bytes in pieces of 208, small ones between; each frame is lost in its turn.
+def test_section_7_after_a_gap_only_complete_messages_are_delivered(lost: int) -> None:
+    """Erratum 001-6. Three messages of 700 bytes in fragments of 208, with small ones between; one frame is lost.
 
-    The world compares every delivery with what was sent, byte for byte.
+    The simulated world compares every delivered payload with the sent one.
     """
     sizes = (700, 30, 700, 30, 700)
     script = [number == lost for number in range(lost + 1)]
     group = lossy(script, loss_burst=1, max_frame=256)
     group.send(group.slot_start_ns(2, 10) + MS, 2, *sizes)
     group.run(group.slot_start_ns(1, 20))
-    account = group.latest_record(1)
-    assert list(account.delivered) == sorted(account.received())
-    assert len(account.delivered) == 4, "the message that the frame had a part of, and no other, is missing"
-    assert not group.failed_checks(), "the same message has the same place at both members"
+    record = group.latest_record(1)
+    assert list(record.delivered) == sorted(record.received())
+    assert len(record.delivered) == 4, "only the message with a fragment in the lost frame is missing"
+    assert not group.failed_checks(), "a message has the same position at both members"
 
 
-def test_section_7_every_header_carries_the_rate_marks_included() -> None:
+def test_section_7_every_header_carries_the_rate_also_in_end_of_slot_marks() -> None:
     group = lossy([], loss_burst=2)
     rate = Rate(PLENTY, 3)
     group.send(group.slot_start_ns(2, 8) + MS, 2, 10, 10)
@@ -200,7 +200,7 @@ def test_section_7_every_header_carries_the_rate_marks_included() -> None:
     assert {frame.burst for (_, _, slot, _), frame in frames.items() if slot <= group.slot_number(10)} == {8}
     assert {frame.burst for (_, _, slot, _), frame in frames.items() if slot > group.slot_number(10)} == {3}
     assert any(frame.packed_messages is None and frame.flags & END_OF_SLOT for frame in frames.values()), (
-        "there are dummies among them"
+        "some of them are dummies"
     )
 
 
@@ -214,14 +214,14 @@ def test_section_7_a_join_is_sent_x_plus_1_times_and_one_arrives(loss_burst: int
     group.run(group.slot_start_ns(1, 30))
     assert group.latest_record(3).joins_sent == loss_burst + 1
     assert group.latest_record(1).joins_sent == group.latest_record(2).joins_sent == loss_burst + 1, (
-        "their own; nobody asks for a merge"
+        "only their own JOINs; no member requests a merge"
     )
     first = group.latest_record(3).first_slot
     for member in (1, 2):
         assert [slot for slot in group.latest_record(member).added(3) if slot == first]
 
 
-# -- Definition 2 under loss, by chance ------------------------------------------------------------------------------
+# -- Definition 2 under loss, in random schedules --------------------------------------------------------------------
 
 
 def definition_2_under_loss(seeds: range) -> int:
@@ -229,14 +229,14 @@ def definition_2_under_loss(seeds: range) -> int:
     for seed in seeds:
         loss_burst = 1 + seed % 3
         plan, group = random_churn(seed, loss_burst=loss_burst)
-        told = f"random_churn({seed}, loss_burst={loss_burst}) is {plan}"
-        assert not group.unordered(), told
-        assert not group.failed_checks(), f"{group.failed_checks()}\n{told}"
-        assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{told}"
-        assert not group.wrongly_removed(), f"{group.wrongly_removed()[0]}\n{told}"
-        assert not group.violations(), f"{group.violations()[0]}\n{told}"
-        assert group.latency() <= group.bound_ns, told
-        messages += sum(len(account.sent_ns) for account in group.records.values())
+        replay = f"random_churn({seed}, loss_burst={loss_burst}) is {plan}"
+        assert not group.unordered(), replay
+        assert not group.failed_checks(), f"{group.failed_checks()}\n{replay}"
+        assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{replay}"
+        assert not group.wrongly_removed(), f"{group.wrongly_removed()[0]}\n{replay}"
+        assert not group.violations(), f"{group.violations()[0]}\n{replay}"
+        assert group.latency() <= group.bound_ns, replay
+        messages += sum(len(record.sent_ns) for record in group.records.values())
     return messages
 
 
@@ -256,22 +256,22 @@ def test_definition_2_holds_under_loss_in_10000_random_schedules(part: int) -> N
 
 
 class RemovesAtX(VbrGaps):
-    """Takes x silent slots for a crash."""
+    """Removes a member after x silent slots instead of x+1."""
 
     def _timed_out(self, now: int, sender: int) -> bool:
-        gone = super()._timed_out(now, sender)
-        if gone and sender != self._policy.member and self._deliver_slot - self._latest_slot_heard[sender] == 1:
+        timed_out = super()._timed_out(now, sender)
+        if timed_out and sender != self._policy.member and self._deliver_slot - self._latest_slot_heard[sender] == 1:
             self._failed.append(sender)
-        return gone
+        return timed_out
 
 
-class NumbersWhatItHas(VbrGaps):
-    """Gives what comes behind a gap the number of what is missing."""
+class RenumbersAfterGap(VbrGaps):
+    """Gives the messages after a gap the positions of the missing ones."""
 
     gap_stable_places = False
 
 
-@pytest.mark.parametrize("bug", [RemovesAtX, NumbersWhatItHas])
+@pytest.mark.parametrize("bug", [RemovesAtX, RenumbersAfterGap])
 def test_a_planted_bug_is_caught(bug: type[VbrGaps]) -> None:
     timing = Timing(10 * MS, 2 * MS, 40 * MS)
     group = lossy([False, True, False], loss_burst=1, timing=timing, orders={1: bug}, max_frame=256)

@@ -1,7 +1,7 @@
-"""Paper 000 §4 and §5 assume clocks within Γ: what the orders without failures do about one that is not.
+"""Paper 000 §4 and §5 assume clocks within Γ. Here one member of an order without failures has a wrong clock.
 
-Nobody can be left out of an order that promises every message to everybody. A wrong clock that shows in time keeps
-the group from beginning; one that shows later is reported, once, and the order of deliveries does not suffer.
+These orders deliver every message at every member, so they cannot exclude one. If a wrong clock is detected before the
+group starts, the group does not start. Later, each member reports a wrong clock once, and the order stays correct.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ WRONG = 3
 RUNS = {"vbr": (Rate(400.0, 4), 1000 * MS), "cbr": (Rate(50.0, 1), 2500 * MS)}
 
 
-def played(order: str, offset_ns: int, delay_ns: int, *, begins: bool | None = None) -> dict[int, list[Violation]]:
-    """One member's clock is off, and every datagram takes the same time; the deliveries are in one order."""
+def violations_of(
+    order: str, offset_ns: int, delay_ns: int, *, starts: bool | None = None
+) -> dict[int, list[Violation]]:
+    """Run a group with one wrong clock and a constant delay, and check that it delivers in one order."""
     rate, run_ns = RUNS[order]
     scenario = Scenario(
         source="here",
@@ -42,16 +44,16 @@ def played(order: str, offset_ns: int, delay_ns: int, *, begins: bool | None = N
         seed=1,
         clocks=Clocks("perfect", offsets_ns={WRONG: offset_ns}),
     )
-    world, memory, bound_ns, reliable = build_world(scenario, 1, compare_payloads=True)
+    world, recorder, bound_ns, reliable = build_world(scenario, 1, compare_payloads=True)
     world.run(world.send_until_ns + bound_ns)
-    verdicts = check_all(memory.trace(run_meta(scenario, 1, bound_ns, reliable)), until_ns=world.now)
+    verdicts = check_all(recorder.trace(run_meta(scenario, 1, bound_ns, reliable)), until_ns=world.now)
     assert all(verdicts[name].status is Status.VALID for name in ("total_order", "integrity", "fifo"))
-    if begins is not None:
-        assert any(node.delivered for node in world.members.values()) is begins
+    if starts is not None:
+        assert any(node.delivered for node in world.members.values()) is starts
     return {member: node.violations for member, node in world.members.items()}
 
 
-def clocks(found: dict[int, list[Violation]], member: int) -> list[ClockViolation]:
+def clock_violations(found: dict[int, list[Violation]], member: int) -> list[ClockViolation]:
     return [violation for violation in found[member] if isinstance(violation, ClockViolation)]
 
 
@@ -61,34 +63,35 @@ def clocks(found: dict[int, list[Violation]], member: int) -> list[ClockViolatio
 def test_section_5_1_a_clock_that_is_off_by_more_than_gamma_is_reported_once(
     order: str, delay_ns: int, offset_ns: int
 ) -> None:
-    found = played(order, offset_ns, delay_ns)
-    told = [(violation.member, violation.off_ns) for member in MEMBERS for violation in clocks(found, member)]
-    assert told
+    found = violations_of(order, offset_ns, delay_ns)
+    reported = [violation.off_ns for member in MEMBERS for violation in clock_violations(found, member)]
+    assert reported
     for member in MEMBERS:
-        mine = clocks(found, member)
+        mine = clock_violations(found, member)
         assert all(violation.kind == "clock" and violation.member is not None for violation in mine)
         assert max(Counter(violation.member for violation in mine).values(), default=0) <= 1, "once per peer"
         late = Counter(violation.member for violation in found[member] if violation.kind == "late")
-        assert max(late.values(), default=0) <= 1, "and once what is late because of it"
+        assert max(late.values(), default=0) <= 1, "its late frames are reported once as well"
         if member != WRONG:
             assert all(violation.member == WRONG for violation in mine)
             assert all(violation.off_ns * offset_ns > 0 for violation in mine), "in the right direction"
-    assert all(abs(off_ns) <= abs(offset_ns) for _, off_ns in told), "by so much at least"
+    assert all(abs(off_ns) <= abs(offset_ns) for off_ns in reported), "a report is a lower bound of the difference"
 
 
 @pytest.mark.parametrize("order", ["vbr", "cbr"])
 @pytest.mark.parametrize("offset_ns", [3 * MS, -3 * MS])
-def test_section_5_1_a_group_does_not_begin_with_a_clock_that_shows_in_its_hello(order: str, offset_ns: int) -> None:
-    """Who sees the other ahead refuses it, at least; and without everybody nobody begins."""
-    found = played(order, offset_ns, 0, begins=False)
-    who_sees = (1, 2) if offset_ns > 0 else (WRONG,)
-    for member in who_sees:
-        assert all("the group does not begin with it" in violation.text for violation in clocks(found, member))
-        assert clocks(found, member)
+def test_section_5_1_a_group_does_not_start_if_a_hello_shows_a_wrong_clock(order: str, offset_ns: int) -> None:
+    """A member refuses every peer whose clock is ahead of its own, and the group starts only with all members."""
+    found = violations_of(order, offset_ns, 0, starts=False)
+    refusing = (1, 2) if offset_ns > 0 else (WRONG,)
+    for member in refusing:
+        mine = clock_violations(found, member)
+        assert all("the group does not begin with it" in violation.text for violation in mine)
+        assert mine
 
 
 @pytest.mark.parametrize("order", ["vbr", "cbr"])
 @pytest.mark.parametrize("delay_ns", [0, TIMING.delta_ns])
 @pytest.mark.parametrize("offset_ns", [TIMING.gamma_ns, -TIMING.gamma_ns])
 def test_section_5_1_a_clock_within_gamma_is_never_reported(order: str, delay_ns: int, offset_ns: int) -> None:
-    assert not any(played(order, offset_ns, delay_ns, begins=True).values())
+    assert not any(violations_of(order, offset_ns, delay_ns, starts=True).values())

@@ -1,7 +1,7 @@
-"""What is built and installed: wheel and sdist, and the wheel in a virtual environment that has nothing else.
+"""Builds wheel and sdist, and installs the wheel into an otherwise empty virtual environment.
 
-Nothing is downloaded: the build uses the setuptools that is installed here, and the wheel is installed without its
-dependencies. `import unisono` and a group without a trace must work there; commands name the package that they lack.
+Nothing is downloaded: the build uses the installed setuptools, and the wheel is installed without its dependencies.
+There, `import unisono` and a group without a trace must work, and a command must name the package that it lacks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ print(asyncio.run(main()), "numpy" in sys.modules)
 
 
 def run(command: Sequence[str | os.PathLike[str]], cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command without this environment's Python settings; its exit status must be the expected one."""
+    """Run a command without the Python settings of this environment, and check its exit status."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == expect, f"{command}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -64,7 +64,7 @@ def only_file(folder: Path) -> Path:
 
 
 def digests(wheel: Path) -> dict[str, str]:
-    """The files of a wheel with a hash of each. Its list of files is left out: it repeats their names and hashes."""
+    """The files of a wheel, each with its hash, without RECORD, which repeats these names and hashes."""
     with zipfile.ZipFile(wheel) as packed:
         return {
             name: hashlib.sha256(packed.read(name)).hexdigest()
@@ -75,7 +75,7 @@ def digests(wheel: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Built:
-    """What one build of the sources gives."""
+    """The files that one build creates."""
 
     wheel: Path
     sdist: Path
@@ -84,7 +84,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Wheel and sdist of a copy of the project, and the wheel of that sdist."""
+    """Wheel and sdist of a copy of the project, and a wheel built from that sdist."""
     folder = tmp_path_factory.mktemp("packaging")
     ignored = (PROJECT / ".gitignore").read_text(encoding="utf-8").split()
     copy = folder / "copy"
@@ -101,7 +101,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def empty(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of a virtual environment that has the wheel and nothing else."""
+    """The `bin` folder of a virtual environment that contains only the wheel."""
     home = tmp_path_factory.mktemp("empty") / "venv"
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin" / "python"
@@ -110,7 +110,7 @@ def empty(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
+def test_the_wheel_contains_only_the_package(built: Built) -> None:
     source = {
         f"unisono/{file.relative_to(PACKAGE).as_posix()}"
         for file in PACKAGE.rglob("*")
@@ -123,7 +123,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
     assert {PurePosixPath(name).name for name in metadata} >= {"METADATA", "WHEEL", "LICENSE", "entry_points.txt"}
 
 
-def test_the_names_of_the_files_carry_the_version(built: Built) -> None:
+def test_the_file_names_contain_the_version(built: Built) -> None:
     assert built.wheel.name == f"unisono-{unisono.__version__}-py3-none-any.whl"
     assert built.sdist.name == f"unisono-{unisono.__version__}.tar.gz"
 
@@ -132,19 +132,19 @@ def test_the_sdist_builds_the_same_wheel(built: Built) -> None:
     assert digests(built.wheel_of_sdist) == digests(built.wheel)
 
 
-def test_the_sdist_has_no_tests(built: Built) -> None:
+def test_the_sdist_contains_no_tests(built: Built) -> None:
     with tarfile.open(built.sdist) as packed:
         names = packed.getnames()
     assert any(name.endswith("/src/unisono/py.typed") for name in names)
     assert not [name for name in names if "tests" in PurePosixPath(name).parts]
 
 
-def test_nothing_but_the_package_is_installed(empty: Path) -> None:
+def test_only_the_package_is_installed(empty: Path) -> None:
     code = "import importlib.metadata as m; print(sorted(found.name for found in m.distributions()))"
     assert run([empty / "python", "-I", "-c", code], cwd=empty).stdout.strip() == "['unisono']"
 
 
-def test_the_version_is_there_without_any_dependency(empty: Path) -> None:
+def test_the_version_needs_no_dependency(empty: Path) -> None:
     code = "import unisono; print(unisono.__version__, unisono.__file__)"
     version, file = run([empty / "python", "-I", "-c", code], cwd=empty).stdout.split()
     assert version == unisono.__version__

@@ -1,4 +1,4 @@
-"""Ranges of seeds from the command line: progress, what is wrong with each seed that is wrong, what a seed costs."""
+"""Runs ranges of seeds from the command line, and prints progress, the problems of failing seeds and the CPU time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ PROGRESS_EVERY = 100
 
 
 def run_ranges(words: list[str], problems: Callable[[int], list[str]]) -> int:
-    """Run ranges A..B, both ends included, or single seeds; gives the exit status."""
-    wrong = 0
+    """Run ranges A..B, both ends included, or single seeds; returns the exit status."""
+    failed = 0
     for word in words:
         first, _, last = word.partition("..")
         seeds = range(int(first), int(last or first) + 1)
         begun, begun_cpu = time.monotonic(), time.process_time()
         for done, seed in enumerate(seeds, 1):
             found = problems(seed)
-            wrong += bool(found)
+            failed += bool(found)
             if found or len(seeds) == 1:
-                sys.stdout.write(f"seed {seed}: {found or 'nothing wrong'}\n")
+                sys.stdout.write(f"seed {seed}: {found or 'no problem'}\n")
             if done % PROGRESS_EVERY == 0 or done == len(seeds):
                 each_ms = (time.process_time() - begun_cpu) * 1000 / done
-                passed = time.monotonic() - begun
+                elapsed = time.monotonic() - begun
                 sys.stdout.write(
-                    f"{done} of {len(seeds)} runs, {wrong} wrong, {passed:.0f} s, {each_ms:.0f} ms of processor each\n"
+                    f"{done} of {len(seeds)} runs, {failed} failed, {elapsed:.0f} s, {each_ms:.0f} ms of CPU each\n"
                 )
                 sys.stdout.flush()
-    return 1 if wrong else 0
+    return 1 if failed else 0

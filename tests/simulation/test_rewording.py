@@ -1,4 +1,4 @@
-"""Text is not an interface: whatever messages, notes and reasons say, verdicts stay the same."""
+"""Text is not an interface: verdicts do not depend on the wording of messages, notes and reasons."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ FAMILIES: dict[str, Callable[[], Scenario]] = {
         )
     },
 }
-"""A run of every family of orders, and of what they complain about."""
+"""A run of every family of orders, together with violations that these orders report."""
 
 
 @pytest.fixture
 def reworded() -> Iterator[pytest.MonkeyPatch]:
-    """Every text that a person reads is another one each time, from when `reword` is called with this."""
+    """A patch for `reword`, undone after the test."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch
 
 
 def reword(patch: pytest.MonkeyPatch) -> None:
-    """Replace the texts of events, doubts, reasons and witnesses as they are made."""
+    """Replace every text of events, doubts, reasons and witnesses by a different one when it is created."""
     number = count()
     fields: dict[type, str] = {**dict.fromkeys((*EVENTS, Doubt, Witness), "text"), Verdict: "reason"}
     for made, field in fields.items():
@@ -98,15 +98,15 @@ def facts(verdicts: dict[str, Verdict]) -> dict[str, object]:
 
 
 def found(scenario: Scenario, folder: Path) -> tuple[Trace, list[dict[str, object]]]:
-    """A run's trace, and what every way of judging it says."""
+    """A run's trace, and the facts of the verdicts of all checkers."""
     result = run(scenario)
     trace = result.trace
-    judged = [check_all(trace, until_ns=result.until_ns), {"in force": latency_in_force(trace)}]
+    checked = [check_all(trace, until_ns=result.until_ns), {"in force": latency_in_force(trace)}]
     if scenario.multigroup is not None and result.send_times:
-        judged.append({"over time": genuineness_over_time(scenario.multigroup.topology, trace, result.send_times)})
+        checked.append({"over time": genuineness_over_time(scenario.multigroup.topology, trace, result.send_times)})
     write_trace(folder, trace, range_slots=64)
-    judged += [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
-    return trace, [facts(verdicts) for verdicts in judged]
+    checked += [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
+    return trace, [facts(verdicts) for verdicts in checked]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,7 +122,7 @@ def test_no_text_changes_a_verdict(family: str, tmp_path: Path, reworded: pytest
 
 
 def without_token(trace: Trace, kind: ViolationKind) -> Trace:
-    """The trace as it would be if the rows of this kind had no token, whatever they say."""
+    """The trace without the rows that have this token."""
     return trace.select(~((trace.kind == EventKind.VIOLATION.code) & trace.with_token(kind)))
 
 
@@ -130,16 +130,16 @@ def of_scenario(name: str) -> Trace:
     return run(parse_scenario((SCENARIOS / f"{name}.toml").read_text(), name)).trace
 
 
-def test_a_pause_counts_whatever_its_text_says(reworded: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_recognized_with_any_text(reworded: pytest.MonkeyPatch) -> None:
     reword(reworded)
     trace = run(churning(4)).trace
     found = check_all(trace)["gaps_explained"]
     assert found.status is Status.VALID
     failed = check_all(without_token(trace, ViolationKind.PAUSED))["gaps_explained"].figures["failed"]
-    assert found.figures["failed"] > failed, "what a member that stood still did not send in time has a cause"
+    assert found.figures["failed"] > failed, "the pause explains messages that a member did not send in time"
 
 
-def test_an_exclusion_counts_whatever_its_text_says(reworded: pytest.MonkeyPatch) -> None:
+def test_an_exclusion_is_recognized_with_any_text(reworded: pytest.MonkeyPatch) -> None:
     reword(reworded)
     trace = of_scenario("priority_return")
     assert {member for member, _ in excused_members(trace)} == {1, 4, 5}
@@ -147,13 +147,13 @@ def test_an_exclusion_counts_whatever_its_text_says(reworded: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", [ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN])
-def test_a_member_that_goes_without_final_deliveries_is_excused_by_its_token(kind: ViolationKind) -> None:
+def test_a_token_excuses_a_member_from_final_deliveries(kind: ViolationKind) -> None:
     trace = of_scenario("vbr_grades")
-    held = {(life.member, life.incarnation) for life in accountable_runs(trace)}
-    assert (3, 1) in held
+    accountable = {(each.member, each.incarnation) for each in accountable_runs(trace)}
+    assert (3, 1) in accountable
     row = int(np.flatnonzero((trace.kind == EventKind.START.code) & (trace.member == 3))[0])
     for token, text, excused in ((kind.value, "any words", True), (ViolationKind.LATE.value, f"{kind}: words", False)):
-        told = replace(
+        reported = replace(
             trace.select(np.array([row])),
             kind=np.array([EventKind.VIOLATION.code], dtype=np.int8),
             token=np.zeros(1, dtype=np.int32),
@@ -161,13 +161,13 @@ def test_a_member_that_goes_without_final_deliveries_is_excused_by_its_token(kin
             note=np.zeros(1, dtype=np.int32),
             notes=(text,),
         )
-        rows = Trace.from_rows(concatenated([trace, told]), trace.meta, trace.logs)
-        assert {(life.member, life.incarnation) for life in accountable_runs(rows)} == held - (
+        rows = Trace.from_rows(concatenated([trace, reported]), trace.meta, trace.logs)
+        assert {(each.member, each.incarnation) for each in accountable_runs(rows)} == accountable - (
             {(3, 1)} if excused else set()
         )
 
 
-def test_two_deliveries_with_one_index_are_known_whatever_the_reason_says(
+def test_two_deliveries_with_one_index_are_recognized_with_any_reason_text(
     tmp_path: Path, reworded: pytest.MonkeyPatch
 ) -> None:
     folder = record_run(tmp_path, members=3, slots=300, burst=2, range_slots=32)
@@ -178,8 +178,8 @@ def test_two_deliveries_with_one_index_are_known_whatever_the_reason_says(
     index[second] = index[first]
     place[[first, second]] = place[[second, first]]
     write_part(part, replace(rows, index=index, place=place), "r", "g")
-    said = [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
-    assert [verdicts["total_order"].token for verdicts in said] == [Reason.INDEX_TWICE] * 2
+    before = [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
+    assert [verdicts["total_order"].token for verdicts in before] == [Reason.INDEX_TWICE] * 2
     reword(reworded)
     again = [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
-    assert [facts(verdicts) for verdicts in again] == [facts(verdicts) for verdicts in said]
+    assert [facts(verdicts) for verdicts in again] == [facts(verdicts) for verdicts in before]

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, the decision records and the commit hooks: links lead somewhere, and hooks run what make runs."""
+"""CONTRIBUTING.md, the decision records and the commit hooks: links are valid, and hooks run the commands of make."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def text_of(path: Path) -> str:
 
 
 def recipe(target: str) -> list[str]:
-    """The commands of a target in the Makefile, with the folder of programs written out."""
+    """The commands of a target in the Makefile, with $(BIN) replaced."""
     found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text_of(PROJECT / "Makefile"), flags=re.MULTILINE)
     assert found, f"the Makefile has no target {target}"
     return [line.strip().replace("$(BIN)", ".venv/bin") for line in found[1].splitlines()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file(page: Path) -> None:
+def test_every_link_points_to_an_existing_file(page: Path) -> None:
     links = [link for link in _LINK.findall(text_of(page)) if not link.startswith("https://")]
     broken = [link for link in links if not (page.parent / link).exists()]
     assert not broken, f"{page.name} links to {', '.join(broken)}"
 
 
-def test_the_hooks_run_what_make_runs() -> None:
+def test_the_hooks_run_the_commands_of_make() -> None:
     config = text_of(PROJECT / ".pre-commit-config.yaml")
     assert re.findall(r"^ *entry: (.*)$", config, flags=re.MULTILINE) == recipe("lint") + recipe("types")
 

@@ -1,4 +1,4 @@
-"""What the documentation shows is run or parsed here, and its tables are compared with the code."""
+"""Examples in the documentation are run or parsed, and its tables are compared with the code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def table_after(page: Path, mark: str) -> list[str]:
-    """The table that a comment in the page announces."""
+    """The table after a given comment in the page."""
     after = page.read_text(encoding="utf-8").split(f"<!-- {mark} -->\n", 1)[1]
     return after.split("\n\n", 1)[0].splitlines()
 
@@ -59,7 +59,7 @@ EXAMPLES = [
 
 
 def completed(example: str) -> str:
-    """An example, with what the smallest scenario has beyond it: whole tables, and fields of tables that both have."""
+    """An example, completed with the tables and fields of the smallest scenario that it leaves out."""
     given = tomllib.loads(example)
     for part in filter(None, _SECTION.split(SMALLEST)):
         header, *lines = part.strip().splitlines()
@@ -67,8 +67,8 @@ def completed(example: str) -> str:
         if name not in given:
             example = f"{part}\n{example}"
         elif f"{header}\n" in example:
-            lacking = [line for line in lines if line.split(" = ")[0] not in given[name]]
-            example = example.replace(f"{header}\n", "\n".join([header, *lacking, ""]), 1)
+            missing = [line for line in lines if line.split(" = ")[0] not in given[name]]
+            example = example.replace(f"{header}\n", "\n".join([header, *missing, ""]), 1)
     return example
 
 
@@ -84,24 +84,24 @@ def commands() -> list[list[str]]:
     return found
 
 
-def test_there_is_something_to_check() -> None:
+def test_the_pages_contain_examples_and_commands() -> None:
     assert len(EXAMPLES) >= 10
     assert {words[0] for words in commands()} >= {"simulate", "demo", "member"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_a_toml_example_is_a_scenario_and_ends_as_it_says(example: str) -> None:
+def test_a_toml_example_is_a_scenario_and_has_the_expected_verdict(example: str) -> None:
     scenario = parse_scenario(completed(example), "the example")
     result = run(scenario)
     assert overall(check_all(result.trace, until_ns=result.until_ns)).value == scenario.expect.verdict
 
 
 @pytest.mark.parametrize("example", [text for page in SLA_PAGES for text in blocks(page, "toml")])
-def test_an_example_of_agreements_is_one(example: str) -> None:
+def test_an_sla_example_can_be_parsed(example: str) -> None:
     assert parse_slas(example, "the example").slas
 
 
-def test_the_table_of_metrics_is_the_codes_own() -> None:
+def test_the_table_of_metrics_matches_the_code() -> None:
     wanted = ["| metric | unit | shape | side | meaning |", "|---" * 5 + "|"]
     for name, kind in METRICS.items():
         wanted.append(f"| `{name}` | {kind.unit.value} | {kind.shape.value} | {kind.side.value} | {kind.meaning} |")
@@ -109,21 +109,21 @@ def test_the_table_of_metrics_is_the_codes_own() -> None:
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_a_command_that_the_documentation_shows_is_understood(words: list[str]) -> None:
+def test_a_command_in_the_documentation_can_be_parsed(words: list[str]) -> None:
     options = build_parser().parse_args(words)
     scenario = getattr(options, "scenario", None)
     assert scenario is None or (PROJECT / scenario).is_file()
 
 
 @pytest.mark.parametrize("words", [words for words in commands() if words[0] == "simulate"], ids=" ".join)
-def test_a_simulation_that_the_documentation_shows_ends_as_its_scenario_says(
+def test_a_simulation_in_the_documentation_has_the_verdict_that_its_scenario_expects(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(PROJECT)
     expected = "valid"  # of a swarm
     if "--swarm" not in words:
         expected = parse_scenario(Path(words[1]).read_text(encoding="utf-8"), words[1]).expect.verdict
-    # Two seeds of a range show as much as all.
+    # Two seeds of each range are enough for this test.
     shortened = [re.sub(r"^(\d+)\.\.\d+$", lambda found: f"{found[1]}..{int(found[1]) + 1}", word) for word in words]
     assert main(shortened) == (0 if expected == "valid" else 1)
     said = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_a_simulation_that_the_documentation_shows_ends_as_its_scenario_says(
 
 
 @pytest.mark.parametrize("path", sorted((PROJECT / "scenarios").glob("*.toml")), ids=lambda path: path.stem)
-def test_commands_in_the_comments_of_scenarios_are_understood(path: Path) -> None:
+def test_commands_in_the_comments_of_scenarios_can_be_parsed(path: Path) -> None:
     for line in path.read_text(encoding="utf-8").splitlines():
         shown = re.match(r"#\s+(unisono .*)", line)
         if shown:
@@ -141,15 +141,15 @@ def test_commands_in_the_comments_of_scenarios_are_understood(path: Path) -> Non
 
 
 def fields_read() -> set[str]:
-    """The names of fields that the reader of scenarios asks a table for."""
+    """The names of the fields that the scenario parser reads."""
     tree = ast.parse((PROJECT / "src/unisono/model/text/scenario.py").read_text(encoding="utf-8"))
-    asking = {"text", "flag", "whole", "wholes", "number", "duration", "choice", "member", "taken", "table", "tables"}
+    readers = {"text", "flag", "whole", "wholes", "number", "duration", "choice", "member", "taken", "table", "tables"}
     return {
         node.args[0].value
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in asking
+        and node.func.attr in readers
         and node.args
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[0].value, str)
@@ -163,15 +163,15 @@ def test_every_field_of_a_scenario_is_documented() -> None:
     assert not missing, f"docs/scenarios.md does not explain {', '.join(missing)}"
 
 
-def test_the_modes_table_is_the_automatons_own() -> None:
-    wanted = [f"| mode | {' | '.join(what.value for what in Input)} |", "|---" * (len(Input) + 1) + "|"]
+def test_the_modes_table_matches_the_automaton() -> None:
+    wanted = [f"| mode | {' | '.join(each.value for each in Input)} |", "|---" * (len(Input) + 1) + "|"]
     for mode in Mode:
-        taken = " | ".join("takes" if what in ACCEPTED_INPUTS[mode] else "" for what in Input)
-        wanted.append(f"| {mode.value} | {taken} |")
+        accepted = " | ".join("takes" if each in ACCEPTED_INPUTS[mode] else "" for each in Input)
+        wanted.append(f"| {mode.value} | {accepted} |")
     assert table_after(PROJECT / "docs" / "vbr.md", "modes") == wanted
 
 
-def test_the_trade_off_table_is_what_the_code_computes() -> None:
+def test_the_trade_off_table_matches_the_code() -> None:
     wanted = ["| Θ | bound | marks per second | overhead | reserved |", "|---" * 5 + "|"]
     for theta in (1, 2, 5, 10, 20, 50):
         timing = Timing(20 * MS, 2 * MS, theta * MS)
@@ -184,7 +184,7 @@ def test_the_trade_off_table_is_what_the_code_computes() -> None:
     assert table_after(PROJECT / "docs" / "vbr.md", "trade-off") == wanted
 
 
-def test_the_table_of_forward_error_correction_is_what_the_code_computes() -> None:
+def test_the_table_of_forward_error_correction_matches_the_code() -> None:
     head = (
         "a/b",
         "datagrams of a silent slot",
@@ -203,7 +203,7 @@ def test_the_table_of_forward_error_correction_is_what_the_code_computes() -> No
 
 
 @pytest.mark.parametrize("name", ["cbr", "vbr", "vbr_failures", "leader", "timestamp", "fec"])
-def test_a_page_says_what_is_promised_when_to_choose_it_and_what_it_costs(name: str) -> None:
+def test_a_page_explains_the_promise_the_choice_and_the_trade_off(name: str) -> None:
     page = (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     for heading in ("What it promises", "When to choose it", "The trade-off"):
         assert f"\n## {heading}\n" in page
@@ -212,8 +212,8 @@ def test_a_page_says_what_is_promised_when_to_choose_it_and_what_it_costs(name: 
 # -- figures -------------------------------------------------------------------------------------------------------
 
 
-def test_the_figure_of_the_slot_is_up_to_date() -> None:
-    """`make figures` draws it anew. The shortest slots are simulated only there: they take longest."""
+def test_the_figure_of_the_slot_length_is_up_to_date() -> None:
+    """`make figures` redraws it. Only that command simulates the shortest slots, which take longest."""
     drawn = figures.drawn_points()
     assert [point.theta_ms for point in drawn] == list(figures.THETAS_MS)
     for point in drawn:
@@ -224,7 +224,7 @@ def test_the_figure_of_the_slot_is_up_to_date() -> None:
             assert figures.point(point.theta_ms) == point
 
 
-def test_a_figure_is_drawn_and_carries_its_points(tmp_path: Path) -> None:
+def test_a_drawn_figure_contains_its_points(tmp_path: Path) -> None:
     points = figures.drawn_points()
     for name in ("one.svg", "two.svg"):
         figures.draw(points, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Every relative link in the project's documents leads to a file."""
+"""Every relative link in the documentation points to an existing file."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,6 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_point_to_existing_files(document: Path) -> None:
     dead = [link for link in LINK.findall(document.read_text("utf-8")) if not (document.parent / link).exists()]
     assert not dead, f"{document.name}: {dead}"

@@ -1,4 +1,4 @@
-"""The public face: its names, their docstrings, what importing it costs, and that its types are packaged."""
+"""The public API: its names and docstrings, a light import, and packaged types."""
 
 import inspect
 import subprocess
@@ -50,12 +50,12 @@ NAMES = [
 HEAVY = ["numpy", "pyarrow", "rich", "pyspark"]
 
 
-def test_the_exports_are_these_and_no_others() -> None:
+def test_exactly_these_names_are_exported() -> None:
     assert unisono.__all__ == NAMES
     assert unisono.__all__ == sorted(unisono.__all__)
 
 
-def test_every_export_explains_itself() -> None:
+def test_every_export_has_a_docstring() -> None:
     assert unisono.__doc__
     for name in NAMES:
         thing = getattr(unisono, name)
@@ -63,21 +63,21 @@ def test_every_export_explains_itself() -> None:
             assert inspect.getdoc(thing), name
 
 
-def test_what_a_user_calls_explains_itself() -> None:
+def test_every_public_method_has_a_docstring() -> None:
     for kind in (unisono.Group, unisono.Link, unisono.Batch):
         for name, member in inspect.getmembers(kind):
             if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
                 assert inspect.getdoc(member), f"{kind.__name__}.{name}"
 
 
-def test_errors_have_one_base() -> None:
+def test_errors_have_one_base_class() -> None:
     for name in ("MissingDependency", "FormationTimeout", "GroupClosed", "Infeasible", "InvalidOption"):
         assert issubclass(getattr(unisono, name), unisono.UnisonoError)
     assert issubclass(unisono.MessageTooLarge, ValueError)
     assert issubclass(unisono.FormationTimeout, TimeoutError)
 
 
-def test_importing_is_light() -> None:
+def test_importing_the_package_imports_no_heavy_dependency() -> None:
     code = f"import sys, unisono; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -1,8 +1,8 @@
-"""The rules of the rooms, as one `ast` pass over the package.
+"""Rules for the rooms, the top-level modules and packages of `unisono`, checked in one `ast` pass.
 
-`MAY_IMPORT` is the map: docs/architecture.md shows the same table, and a test here holds the two together.
-To add a room or move a wall, change both. The checker reads source text, so the planted violations
-below go through the same function as the real files.
+`MAY_IMPORT` is the map of allowed imports. docs/architecture.md shows the same table, and a test compares the two:
+change both to add a room or to allow an import. The checker reads source text, so planted breaches pass through the
+same function as the real files.
 """
 
 import ast
@@ -17,7 +17,7 @@ import pytest
 PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "src" / "unisono"
 
-# Room -> rooms that it may import, itself aside. A root module is a room of its own.
+# Room -> other rooms that it may import. Each module at the top of the package is a room.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "model": ("errors",),
@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__main__": ("cli", "__init__"),
 }
 
-# Here time and chance are arguments, and nothing is read from or written to the world.
+# In these rooms time and randomness are arguments, and there is no I/O.
 PURE_ROOMS = frozenset({"errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "check"})
 IMPURE_MODULES = frozenset(
     {
@@ -66,14 +66,14 @@ IMPURE_MODULES = frozenset(
     }
 )
 
-# Here the same seed gives the same run, so nothing is iterated in the order of its hashes.
+# In these rooms the same seed gives the same run, so no set is iterated in hash order.
 SEEDED_ROOMS = PURE_ROOMS | {"sim", "trace", "replica", "experiments"}
 ORDER_KEEPING_CALLS = frozenset({"list", "tuple", "enumerate", "reversed", "iter"})
 
 VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common"})
 UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")
 LONGEST_FUNCTION_LINES = 70
-# Functions that are longer until their part of the package is rewritten.
+# Functions that may be longer until their part of the package is rewritten.
 LONG_FUNCTIONS = frozenset({"join", "_all_equal", "_same_everywhere", "_run_once", "_one"})
 
 
@@ -93,7 +93,7 @@ def room_of(path: PurePosixPath) -> str:
 
 
 def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[int, str]]:
-    """Every module that a file names in an import, absolute, wherever the import stands."""
+    """Every module that a file imports anywhere, by its absolute name."""
     package = ("unisono", *path.parent.parts)
     for node in ast.walk(tree):
         match node:
@@ -102,7 +102,7 @@ def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[in
             case ast.ImportFrom(module=module, names=names, level=level):
                 base = package[: len(package) - level + 1] if level else ()
                 origin = ".".join((*base, module) if module else base)
-                # The name may be a room (`from unisono import model`), so it belongs to the path.
+                # The imported name may be a room (`from unisono import model`), so it is part of the path.
                 yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
                 yield node.lineno, name
@@ -113,7 +113,7 @@ def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[in
 
 
 def imported_room(module: str) -> str:
-    """The room that a dotted name under `unisono` is in; what is no room comes from the package's face."""
+    """The room of a dotted name under `unisono`; a name in no room comes from the package's `__init__`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "__init__"
 
@@ -121,7 +121,7 @@ def imported_room(module: str) -> str:
 def import_breaches(tree: ast.Module, path: PurePosixPath) -> Iterator[Breach]:
     room = room_of(path)
     if room not in MAY_IMPORT:
-        yield Breach(path, 1, "rooms", f"{room} is on no map: add it to MAY_IMPORT and docs/architecture.md")
+        yield Breach(path, 1, "rooms", f"{room} is not in the map: add it to MAY_IMPORT and docs/architecture.md")
     for line, module in imported_modules(tree, path):
         top = module.split(".")[0]
         if top == "unisono":
@@ -129,7 +129,7 @@ def import_breaches(tree: ast.Module, path: PurePosixPath) -> Iterator[Breach]:
             if target not in (room, *MAY_IMPORT.get(room, ())):
                 yield Breach(path, line, "imports", f"{room} may not import {target} ({module})")
         elif top in IMPURE_MODULES and room in PURE_ROOMS:
-            yield Breach(path, line, "purity", f"{room} may not import {top}: time, chance and I/O are passed in")
+            yield Breach(path, line, "purity", f"{room} may not import {top}: pass time, randomness and I/O in")
         elif top == "pyspark" and room != "pipeline":
             yield Breach(path, line, "pyspark", f"only pipeline imports pyspark, not {room}")
 
@@ -147,7 +147,7 @@ def is_hash_ordered(iterable: ast.expr) -> bool:
 
 
 def loops(tree: ast.Module) -> Iterator[ast.expr]:
-    """What is iterated where the order shows: a set comprehension forgets it, a generator leaves it open."""
+    """The iterables of all loops whose order matters: not set comprehensions, nor generators."""
     for node in ast.walk(tree):
         match node:
             case ast.For(iter=iterable):
@@ -169,12 +169,12 @@ def text_breaches(tree: ast.Module, path: PurePosixPath, source: str) -> Iterato
                 )
     for number, line in enumerate(lines, start=1):
         if mark := UNFINISHED.search(line):
-            yield Breach(path, number, "unfinished", f"{mark[0]} in the source: finish it or file it")
+            yield Breach(path, number, "unfinished", f"{mark[0]} in the source: finish it or open an issue")
     for part in path.with_suffix("").parts:
         if VAGUE_NAMES.intersection(part.split("_")):
-            yield Breach(path, 1, "names", f"{part} says nothing about what is in it")
+            yield Breach(path, 1, "names", f"{part} does not describe its contents")
     if path.name == "__init__.py" and not ast.get_docstring(tree):
-        yield Breach(path, 1, "docstring", "a package's __init__ says what lives there and what may not")
+        yield Breach(path, 1, "docstring", "the __init__ of a package must describe its contents")
 
 
 def breaches(path: PurePosixPath, source: str) -> list[Breach]:
@@ -184,7 +184,7 @@ def breaches(path: PurePosixPath, source: str) -> list[Breach]:
     found = [*import_breaches(tree, path), *text_breaches(tree, path, source)]
     if room != "cli":
         found += [
-            Breach(path, node.lineno, "print", f"{room} may not print: only cli talks to the terminal")
+            Breach(path, node.lineno, "print", f"{room} may not print: only cli writes to the terminal")
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         ]
@@ -208,7 +208,7 @@ def test_every_file_keeps_the_rules() -> None:
     assert not found, "\n" + "\n".join(map(str, found))
 
 
-def test_nothing_outside_the_stack_looks_inside_it() -> None:
+def test_only_the_stack_accesses_its_order_and_layers() -> None:
     inside = re.compile(r"\bstack\.(order|door|clock_check)\b")
     found = [
         f"{file.relative_to(PACKAGE)}:{number}: {line.strip()}"
@@ -223,10 +223,10 @@ def test_nothing_outside_the_stack_looks_inside_it() -> None:
 def test_every_folder_with_code_is_a_package() -> None:
     folders = sorted({file.parent for file in PACKAGE.rglob("*.py")})
     bare = [str(folder.relative_to(PROJECT)) for folder in folders if not (folder / "__init__.py").exists()]
-    assert not bare, f"without __init__.py a folder is left out of the installed package: {bare}"
+    assert not bare, f"these folders need an __init__.py to be part of the installed package: {bare}"
 
 
-# Path, source, and the line and rule that must be named.
+# Path, source, and the expected line and rule.
 PLANTED = [
     ("model/ids.py", "from unisono.wire import frame\n", 1, "imports"),
     ("model/ids.py", "from unisono import wire\n", 1, "imports"),
@@ -293,7 +293,7 @@ LAWFUL = [
 
 
 @pytest.mark.parametrize(("path", "source"), LAWFUL)
-def test_lawful_source_passes(path: str, source: str) -> None:
+def test_valid_source_passes(path: str, source: str) -> None:
     assert breaches(PurePosixPath(path), source) == []
 
 
@@ -301,7 +301,7 @@ def reachable(room: str) -> set[str]:
     return {room}.union(*(reachable(other) for other in MAY_IMPORT[room]))
 
 
-def test_the_map_goes_one_way() -> None:
+def test_the_map_has_no_cycle() -> None:
     graphlib.TopologicalSorter(MAY_IMPORT).prepare()  # raises CycleError with the cycle
     assert [room for room, targets in MAY_IMPORT.items() if "cli" in targets] == ["__main__"]
     assert not [room for room, targets in MAY_IMPORT.items() if "__main__" in targets]
@@ -310,15 +310,15 @@ def test_the_map_goes_one_way() -> None:
     assert "sim" not in reachable("runtime")
 
 
-def test_the_map_has_the_rooms_that_there_are() -> None:
-    there = {room_of(PurePosixPath(file.relative_to(PACKAGE).as_posix())) for file in PACKAGE.rglob("*.py")}
-    assert there == MAY_IMPORT.keys()
+def test_the_map_has_exactly_the_existing_rooms() -> None:
+    existing = {room_of(PurePosixPath(file.relative_to(PACKAGE).as_posix())) for file in PACKAGE.rglob("*.py")}
+    assert existing == MAY_IMPORT.keys()
 
 
-def test_the_documented_map_is_this_one() -> None:
+def test_the_documentation_shows_the_same_map() -> None:
     text = (PROJECT / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, flags=re.MULTILINE)
     documented = {room: set(re.findall(r"`(\w+)`", targets)) for room, targets in rows}
-    # The document says once, above the table, that everyone may import errors, and of cli that it sees all.
+    # The page states above the table that all rooms may import errors, and that cli may import all rooms.
     assert documented.pop("cli", None) == {"__main__", "cli"}
     assert documented == {room: set(targets) - {"errors"} for room, targets in MAY_IMPORT.items() if room != "cli"}

@@ -1,4 +1,7 @@
-"""Tokens and stored names: what checkers read is written by protocols, and renaming Python names changes no format."""
+"""Tokens and stored names: protocols write every token that checkers read, and stored names are fixed.
+
+Renaming a Python name must not change a format.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ SOURCE = Path(unisono.__file__).parent
 
 
 def used(enum: str, *folders: str) -> Counter[str]:
-    """The members of an enum that the modules of some folders name."""
+    """The members of an enum that the modules of these folders mention, with their counts."""
     found: Counter[str] = Counter()
     for folder in folders:
         for path in sorted((SOURCE / folder).rglob("*.py")) if folder else sorted(SOURCE.glob("*.py")):
@@ -43,12 +46,12 @@ def used(enum: str, *folders: str) -> Counter[str]:
 
 
 WRITERS = ("orders", "net", "agreement", "runtime", "qos", "wire", "")
-"""Where violations and notices are made, the modules at the top of the package included."""
+"""Folders whose modules create violations and notices; the empty name stands for the top of the package."""
 
 
 def test_every_token_that_a_checker_reads_is_written_by_a_protocol() -> None:
     read = used("ViolationKind", "check")
-    assert {"PAUSED", "EXCLUDED", "UNSETTLED", "NUMBER_TAKEN"} <= read.keys(), "else this test sees nothing"
+    assert {"PAUSED", "EXCLUDED", "UNSETTLED", "NUMBER_TAKEN"} <= read.keys(), "otherwise this test checks nothing"
     assert read.keys() <= used("ViolationKind", "orders", "net", "agreement").keys()
     assert used("NoticeKind", "check").keys() <= used("NoticeKind", "orders", "net", "agreement").keys()
 
@@ -59,7 +62,7 @@ def test_every_kind_is_written_somewhere() -> None:
     assert {kind.name for kind in (*ViolationKind, *NoticeKind)} == written.keys()
 
 
-def test_every_reason_of_a_verdict_is_given_somewhere() -> None:
+def test_every_reason_of_a_verdict_is_used_somewhere() -> None:
     assert {reason.name for reason in Reason} == used("Reason", "check", "pipeline").keys()
 
 
@@ -75,10 +78,10 @@ def test_no_checker_reads_notes_or_texts() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.Attribute) and node.attr in {"note", "notes"}), (path, node.lineno)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
-                raise AssertionError(f"{path}:{node.lineno} looks at how a text begins")
+                raise AssertionError(f"{path}:{node.lineno} tests the beginning of a text")
 
 
-def test_layers_have_their_names() -> None:
+def test_layers_have_these_names() -> None:
     layers: list[type[Layer]] = [Rmcast, Fec, ClockCheck, Fifo, Causal, UniformDelivery]
     assert [layer.name for layer in layers] == ["rmcast", "fec", "skew", "fifo", "causal", "uniform"]
 

@@ -1,4 +1,4 @@
-"""Topologies (paper 003 §3): assumption A1, and the topologies and destinations that are refused."""
+"""Topologies (paper 003 §3): assumption A1, refused topologies and refused destinations."""
 
 from __future__ import annotations
 

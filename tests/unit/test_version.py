@@ -1,4 +1,4 @@
-"""The version: stated alike everywhere, printed without the commands' dependencies, and what a lacking one says."""
+"""The version is the same everywhere and printed without dependencies; a missing dependency is named."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_missing_dependency_is_named(package: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_module_of_unisono_itself_is_not_blamed_on_the_installation() -> None:
+def test_a_missing_module_of_unisono_itself_is_not_reported_as_a_missing_dependency() -> None:
     done = run_without(["unisono.cli"], "plan", "--help")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
