@@ -35,7 +35,7 @@ FINAL_GRACE_NS = 3 * NS_PER_S // 2
 """Messages must become final within this time after the faults have ended."""
 
 
-class Promise(Enum):
+class SwarmPromise(Enum):
     """What the scenarios of a swarm promise."""
 
     EVERYTHING = auto()
@@ -54,7 +54,7 @@ class Swarm:
 
     draw: Callable[[int], Scenario]
     description: str
-    promise: Promise
+    promise: SwarmPromise
     quiescence: Callable[[Scenario], Callable[[World], bool]] | None = None
     """Builds a test for the end of a run, for scenarios that would otherwise idle for seconds."""
     grace_ns: int = GRACE_NS
@@ -75,13 +75,13 @@ class Swarm:
 
     def _promises(self, result: Result, check: str) -> bool:
         match self.promise:
-            case Promise.EVERYTHING:
+            case SwarmPromise.EVERYTHING:
                 return True
-            case Promise.UNLESS_PAUSED:
+            case SwarmPromise.UNLESS_PAUSED:
                 return not (check.startswith("latency") and _may_be_late(result))
-            case Promise.SAFETY:
+            case SwarmPromise.SAFETY:
                 return check in SAFETY_CHECKS
-            case Promise.FINAL:
+            case SwarmPromise.FINAL:
                 return not check.endswith("[early]") or check_name(check) in SAFETY_CHECKS
         assert_never(self.promise)
 
@@ -96,19 +96,19 @@ def _may_be_late(result: Result) -> bool:
 
 
 SWARMS: dict[str, Swarm] = {
-    "calm": Swarm(calm, "vbr within its assumptions; every guarantee holds", Promise.EVERYTHING),
-    "stormy": Swarm(stormy, "vbr with unexpected losses, crashes and partitions; safety holds", Promise.SAFETY),
-    "churning": Swarm(churning, "vbr with failures: members crash, join, leave and pause", Promise.UNLESS_PAUSED),
-    "renegotiated": Swarm(renegotiated, "vbr while members change rates and slot lengths", Promise.UNLESS_PAUSED),
-    "any_order": Swarm(any_order, "cbr, vbr, vbr with fec or failures, leader, timestamp", Promise.UNLESS_PAUSED),
-    "final": Swarm(finals, "early and final deliveries over vbr", Promise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS),
+    "calm": Swarm(calm, "vbr within its assumptions; every guarantee holds", SwarmPromise.EVERYTHING),
+    "stormy": Swarm(stormy, "vbr with unexpected losses, crashes and partitions; safety holds", SwarmPromise.SAFETY),
+    "churning": Swarm(churning, "vbr with failures: members crash, join, leave and pause", SwarmPromise.UNLESS_PAUSED),
+    "renegotiated": Swarm(renegotiated, "vbr while members change rates and slot lengths", SwarmPromise.UNLESS_PAUSED),
+    "any_order": Swarm(any_order, "cbr, vbr, vbr with fec or failures, leader, timestamp", SwarmPromise.UNLESS_PAUSED),
+    "final": Swarm(finals, "early and final deliveries over vbr", SwarmPromise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS),
     "final_cbr": Swarm(
-        cbr_finals, "early and final deliveries over cbr", Promise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS
+        cbr_finals, "early and final deliveries over cbr", SwarmPromise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS
     ),
     "multigroup": Swarm(
         groups_scenario,
         "quasi-genuine multicast between groups of any topology",
-        Promise.EVERYTHING,
+        SwarmPromise.EVERYTHING,
         MultigroupQuiescent,
     ),
 }
