@@ -24,14 +24,13 @@ from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
 from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
-from unisono.runtime.buffers import receive_buffer_violation
-from unisono.runtime.clock import WallClock, new_incarnation
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.peers import Peers, group_location
 from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
-from unisono.runtime.sockets import resolve_all_async
+from unisono.runtime.sockets import receive_buffer_violation, resolve_all_async
+from unisono.runtime.timers import WallClock, new_incarnation
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, build
 

@@ -10,7 +10,7 @@ import unisono
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.clock import new_incarnation
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.files import find_group, read_part, read_trace, write_part
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta, write_meta

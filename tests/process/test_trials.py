@@ -17,8 +17,8 @@ from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, MemberSchedule, free_addresses
 from unisono.errors import MissingDependency
 from unisono.model.text.scenario import parse_scenario
-from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace

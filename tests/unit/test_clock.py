@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.runtime.clock import SLEW_PPM, STEP_THRESHOLD_NS, WallClock
+from unisono.runtime.timers import SLEW_PPM, STEP_THRESHOLD_NS, WallClock
 
 SECOND = 1_000_000_000
 EPOCH = 1_700_000_000 * SECOND

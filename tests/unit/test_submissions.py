@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.submissions import Submission, Submissions
+from unisono.runtime.driver import Submission, Submissions
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 

@@ -17,7 +17,7 @@ from unisono.errors import InvalidOption
 from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.runtime.clock import new_incarnation
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.metric_files import MetricWriter
 
 

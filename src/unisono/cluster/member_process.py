@@ -38,9 +38,9 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
-from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
+from unisono.runtime.timers import new_incarnation
 from unisono.stack import build
 from unisono.trace.metric_files import MetricWriter
 from unisono.trace.recorder import Recorder

@@ -37,7 +37,7 @@ from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Redundancy
 from unisono.qos.plan.rmcast_agreement import agreement_failure, agreement_failure_extended
 from unisono.qos.plan.rmcast_model import reach_probability, reach_probability_after_first, shortest_d, shortest_s
-from unisono.sim.random_delays import generator
+from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
 TARGETS = (0.8, 0.9, 0.99)

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import MissingDependency
+from unisono.model.events import Violation, ViolationKind
+from unisono.orders.packing import reservation
 from unisono.runtime.batching import MAX_UDP_PAYLOAD, Address
+from unisono.stack import Stack
 
 DEFAULT_MAX_FRAME = 1_400
 """Fits in an Ethernet frame with room for the headers of a tunnel."""
@@ -214,3 +217,18 @@ def kernel_drops(sock: socket.socket) -> int:
     except OSError:
         return 0
     return int(struct.unpack("=9I", words)[8]) if len(words) == 36 else 0
+
+
+def receive_buffer_violation(stack: Stack, granted_bytes: int) -> Violation | None:
+    """What is to be said of a receive buffer of this size; nothing if it is large enough."""
+    policy = stack.policy
+    peers = [m for m in policy.view.members if m != policy.member]
+    rates = [rate for peer in peers if (rate := stack.peer_rate(peer)) is not None]
+    needed = stack.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
+    if needed <= granted_bytes:
+        return None
+    text = (
+        f"{needed:,} bytes may be under way to this member, its socket holds {granted_bytes:,}; "
+        "lower the peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)"
+    )
+    return Violation(ViolationKind.RECEIVE_BUFFER, text, policy.member)

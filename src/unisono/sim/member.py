@@ -16,8 +16,10 @@ from unisono.model.events import (
     LeaveComplete,
     Notice,
     QueueStep,
+    Rejoining,
     StackEvent,
     TimingChange,
+    TopologyChange,
     ViewChange,
     Violation,
 )
@@ -29,7 +31,7 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk
-from unisono.stack import carry_out
+from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Recorder
@@ -400,3 +402,128 @@ class SimulatedMember:
             self._workload_start_ns = self._now
             self._plan_next_submission()
         self.started_slot = change.view.first_slot
+
+
+class PullingMember(SimulatedMember):
+    """`consume_ns` is what the application takes over a message; messages have the priorities of `levels` in turn."""
+
+    __slots__ = ("_consuming", "_pulled_stack")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        member: int,
+        stack: Machine,
+        clock: Clock,
+        setup: MemberSetup,
+        *,
+        recorder: Recorder | None = None,
+        incarnation: int = 1,
+    ) -> None:
+        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        if not isinstance(stack, Stack):
+            raise TypeError(f"member {member} needs a stack that the application pulls from, not {stack!r}")
+        self._pulled_stack, self._consuming = stack, False
+
+    def arrive(self, now: int, data: bytes) -> None:
+        """A datagram arrives, and may bring something to consume."""
+        super().arrive(now, data)
+        self._plan_consume(now)
+
+    def _flush(self, now: int, local: int, earliest_alarm: int) -> None:
+        super()._flush(now, local, earliest_alarm)
+        self._plan_consume(now)
+
+    def _plan_consume(self, now: int) -> None:
+        if not self._consuming and self.up and self._pulled_stack.consumable():
+            self._consuming = True
+            self._scheduler.schedule(now + self.setup.consume_ns, self.consume, None)
+
+    def consume(self, now: int, _: object) -> None:
+        """The application is done with the last message and takes the next."""
+        if self._defer_if_inactive(now, self.consume, None):
+            return
+        self._consuming, local = False, self.clock.local(now)
+        batch = self._pulled_stack.consume(local)
+        if batch is not None:
+            self._now, self._local_now = now, local
+            self.on_event(batch)
+        self._flush(now, local, 0)
+
+    def _submit_waiting(self, now: int, local: int) -> None:
+        """One by one, each with its priority; what is not taken waits for the stack's next wake."""
+        while self._waiting and now < self._scheduler.send_until_ns:
+            level = self.setup.priorities[self.accepted % len(self.setup.priorities)]
+            if not self._pulled_stack.submit(local, (self._waiting[0],), level):
+                return
+            self._record_sent(now, local, [self._waiting.popleft()], level)
+
+    def on_event(self, event: StackEvent) -> None:
+        """A member that rejoins by itself begins another incarnation, which numbers its messages from 0."""
+        super().on_event(event)
+        if isinstance(event, Rejoining):
+            self.incarnation, self.accepted = event.incarnation, 0
+
+
+@runtime_checkable
+class MultigroupStack(Machine, Protocol):
+    """A machine that sends to groups."""
+
+    def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int: ...
+    def destinations(self, groups: Sequence[str]) -> tuple[int, ...]: ...
+    def change_topology(self, now: int, sends: Sequence[str]) -> object: ...
+
+
+class RoutedMember(SimulatedMember):
+    """Messages have the destinations of `routes` in turn; neighbours with the same one are handed in together.
+
+    Once the topology has changed, they go to all groups that are possible, and to each of them, in turn.
+    """
+
+    __slots__ = ("_multigroup_stack", "_routes")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        member: int,
+        stack: Machine,
+        clock: Clock,
+        setup: MemberSetup,
+        *,
+        recorder: Recorder | None = None,
+        incarnation: int = 1,
+    ) -> None:
+        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        if not isinstance(stack, MultigroupStack):
+            raise UnisonoError(f"member {member}'s machine knows no groups to send to")
+        self._multigroup_stack, self._routes = stack, setup.routes
+
+    def _submit_waiting(self, now: int, local: int) -> None:
+        """Each with its destinations; what is not taken waits for the stack's next wake."""
+        if not self._routes:
+            self._waiting.clear()  # there is nobody to send to: the application sends nothing
+        while self._waiting and now < self._scheduler.send_until_ns:
+            groups = self._routes[self.accepted % len(self._routes)]
+            count = len(self._waiting) if len(self._routes) == 1 else 1
+            messages = [self._waiting[number] for number in range(count)]
+            taken = self._multigroup_stack.submit_to(local, messages, groups)
+            if not taken:
+                return
+            for _ in range(taken):
+                self._waiting.popleft()
+            self._record_sent(now, local, messages[:taken], destinations=self._multigroup_stack.destinations(groups))
+
+    def change_topology(self, now: int, sends: tuple[str, ...]) -> None:
+        """The application asks for other groups to send to."""
+        if self._defer_if_inactive(now, self.change_topology, sends):
+            return
+        local = self.clock.local(now)
+        self._multigroup_stack.change_topology(local, sends)
+        self._flush(now, local, 0)
+
+    def on_event(self, event: StackEvent) -> None:
+        """After a topology change, send to all groups that are possible now, and to each of them, in turn."""
+        super().on_event(event)
+        if isinstance(event, TopologyChange):
+            alone = [(name,) for name in event.sends_to]
+            self._routes = [event.sends_to, *alone] if len(alone) > 1 else alone

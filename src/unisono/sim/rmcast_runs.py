@@ -21,7 +21,7 @@ from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.redundancy import Redundancy
 from unisono.net.rmcast.message import MAXINT, NEVER, ZETA, RmcastMessage, RmcastRules
-from unisono.sim.random_delays import sample_delays
+from unisono.sim.random_streams import sample_delays
 
 CrashScenario = Literal["no crash", "originator crashes", "direct receivers", "anybody crashes"]
 

@@ -17,10 +17,8 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk
-from unisono.sim.member import Machine, MemberSetup, SimulatedMember
+from unisono.sim.member import Machine, MemberSetup, PullingMember, RoutedMember, SimulatedMember
 from unisono.sim.network import SimulatedLink, SimulatedNetwork
-from unisono.sim.pulling_member import PullingMember
-from unisono.sim.routed_member import RoutedMember
 from unisono.sim.traffic import TrafficLedger
 from unisono.stack import Stack
 from unisono.trace.kinds import OBSERVER

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from unisono.runtime.clock import WallClock
-from unisono.runtime.timers import Alarm
+from unisono.runtime.timers import Alarm, WallClock
 
 MS = 1_000_000
 SECOND = 1000 * MS
