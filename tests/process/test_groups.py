@@ -362,7 +362,7 @@ def test_leaving_twice_and_sending_after_leaving() -> None:
         one, two = await join_all(2)
         assert [*await asyncio.gather(one.leave(), one.leave())] == [True, True]
         assert await one.leave() is True
-        with pytest.raises(unisono.GroupClosed, match="has been left"):
+        with pytest.raises(unisono.GroupClosed, match="has left the group"):
             await one.send(b"x")
         with pytest.raises(unisono.GroupClosed):
             await one.send_many([b"x"])

@@ -180,7 +180,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="name a file in it"):
+    with pytest.raises(StorageError, match="give the path of a file in it"):
         opened(tmp_path)
 
 
