@@ -90,8 +90,8 @@ def join(
     `order` is "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
-    redundancy against the loss of a of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram several
-    times, and `delta` is then the time within which that reaches everyone. `grades` is "early", "final" (only
+    redundancy against the loss of a of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram
+    several times, and `delta` is then the time within which that reaches all members. `grades` is "early", "final" (only
     messages that all have agreed on) or "both" (vbr, cbr). `processing` is the time that a leader needs per message.
     `rate` is the most that this member sends: messages per second on average, and messages in one slot. `link` is the
     capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone. `recorder` writes the
@@ -228,7 +228,7 @@ class Group:
         self._link_share = link_share
         self._opened_batch: Batch | None = None
         self._remaining_deliveries: deque[Delivery] = deque()
-        """Deliveries of `_opened_batch` that the iteration has not yielded yet; the application may stop it at any time."""
+        """Deliveries of `_opened_batch` not yielded yet: the application may stop its iteration at any time."""
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Group:
     # -- receiving -------------------------------------------------------------------------------------------
 
     async def batches(self) -> AsyncGenerator[DriverEvent, None]:
-        """Iterate over deliveries as batches, and over the other events, in order, until this member leaves the group."""
+        """Iterate over batches of deliveries and over other events, in order, until this member leaves the group."""
         driver = self._driver
         while True:
             event = self._remaining_batch() or driver.pop()
@@ -386,7 +386,7 @@ class Group:
             if not stack.running():
                 raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
             if stack.policy.multicast and not stack.by_multicast():
-                # A peer cannot be reached by multicast, so each peer gets its own copy. The link needs room for all of them.
+                # A peer cannot be reached by multicast, so each peer gets a copy, and the link needs room for all copies.
                 self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
             missing, hints = stack.waiting_for(), [stack.why_not_formed(), self._refused_datagrams_text()]
@@ -405,7 +405,7 @@ class Group:
             driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
 
     def _refused_datagrams_text(self) -> str:
-        """How many datagrams were refused, by reason: a sign of another group, version or slot length at this address."""
+        """Counts of refused datagrams, by reason: a sign of another group, version or slot length at this address."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 

@@ -170,7 +170,8 @@ class Setup:
         """Check the options that only orders with pulled messages have, and those that they do not have."""
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
-            text = f"the order {self.order} transfers no state to joining members; {' and '.join(orders_with('pulled'))} do"
+            able = " and ".join(orders_with("pulled"))
+            text = f"the order {self.order} transfers no state to joining members; {able} do"
             raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
             raise InvalidOption(
@@ -180,7 +181,9 @@ class Setup:
             text = "the priority order cannot promise a deadline, because its consumers set the pace"
             raise InvalidOption("deadline", text)
         if pulled and self.rejoin and self.recorder is not None and self.recorder.new_incarnation is None:
-            text = "a member that rejoins starts a new incarnation: give a recorder with `new_incarnation`, or rejoin=False"
+            text = (
+                "a member that rejoins has a new incarnation: give a recorder with `new_incarnation`, or rejoin=False"
+            )
             raise InvalidOption("recorder", text)
 
     def policy(self, max_frame: int) -> Policy:
