@@ -91,8 +91,8 @@ def join(
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
     redundancy against the loss of a of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram
-    several times, and `delta` is then the time within which that reaches all members. `grades` is "early", "final" (only
-    messages that all have agreed on) or "both" (vbr, cbr). `processing` is the time that a leader needs per message.
+    several times, and `delta` is then the time within which that reaches all members. `grades` is "early", "final"
+    (only messages that all have agreed on) or "both" (vbr, cbr). `processing` is a leader's time per message.
     `rate` is the most that this member sends: messages per second on average, and messages in one slot. `link` is the
     capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone. `recorder` writes the
     trace; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
@@ -386,7 +386,7 @@ class Group:
             if not stack.running():
                 raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
             if stack.policy.multicast and not stack.by_multicast():
-                # A peer cannot be reached by multicast, so each peer gets a copy, and the link needs room for all copies.
+                # Multicast does not reach every peer, so each gets a copy, and the link needs room for all copies.
                 self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
             missing, hints = stack.waiting_for(), [stack.why_not_formed(), self._refused_datagrams_text()]

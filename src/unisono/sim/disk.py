@@ -34,7 +34,7 @@ class SimDisk:
             self._unsynced = []
 
     def crash(self) -> None:
-        """Keep a random number of the first unsynced records. A torn record counts as lost: opening the storage cuts it off."""
+        """Keep a random number of the first unsynced records, and lose the others. A torn record counts as lost."""
         self._synced_records += self._unsynced[: random_below(self._chance, len(self._unsynced) + 1)]
         self._unsynced = []
         if self._loses_synced_records:

@@ -1,6 +1,7 @@
-"""When a run between groups has nothing left to do: everything has its place, and everybody has delivered it.
+"""Whether a run has nothing left to do: all faults are over, and every member has delivered every message.
 
-Idle groups go on beating and, where barriers are periodic, agreeing on nulls: seconds of that show nothing.
+Idle groups go on sending heartbeats and, where barriers are periodic, agreeing on nulls. Simulating seconds of that
+shows nothing new, so a run may stop early (`sim.run.run`, `is_quiescent`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unisono.stack import Stack
 
 
 def faults_end_ns(scenario: Scenario) -> int:
-    """From when on, after its start, nothing befalls a run: even what somebody sent who crashed has arrived."""
+    """When, after the start of a run, all faults are over and the last datagrams of crashed members have arrived."""
     ends = [scenario.run_ns, *(step.at_ns for step in scenario.steps)]
     for fault in scenario.faults:
         if isinstance(fault, Pause):
@@ -30,12 +31,12 @@ def faults_end_ns(scenario: Scenario) -> int:
 
 
 class MultigroupQuiescent:
-    """Asked of a scenario's world, again and again: whether its trouble is over and nothing waits any more."""
+    """Whether the world of a scenario with several groups has nothing left to do; call it repeatedly."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._faults_end_ns = faults_end_ns(scenario)
         self._last_proposed: dict[int, int] = {}
-        """By group, the last instance that its leader had proposed when nothing but nulls was left."""
+        """By group, the last instance that its leader had proposed when only nulls were left."""
 
     def __call__(self, world: World) -> bool:
         if world.now <= world.start_ns + self._faults_end_ns:
@@ -49,15 +50,17 @@ class MultigroupQuiescent:
             self._last_proposed.clear()
             return False
         if not self._last_proposed:
-            self._last_proposed = {group: _last_instance(mates) for group, mates in groups.items()}
+            self._last_proposed = {group: _last_instance(orders) for group, orders in groups.items()}
         return all(
-            order.consensus.decided >= self._last_proposed[group] for group, mates in groups.items() for order in mates
+            order.consensus.decided >= self._last_proposed[group]
+            for group, orders in groups.items()
+            for order in orders
         )
 
 
 def _multigroup_order(node: SimulatedMember) -> QuasiGenuine:
     if not isinstance(node.stack, Stack):
-        raise UnisonoError(f"member {node.member} is not in a quasi-genuine group")
+        raise UnisonoError(f"member {node.member} does not run the order quasi_genuine")
     return node.stack.inspect(QuasiGenuine)
 
 
@@ -66,21 +69,21 @@ def _last_instance(orders: list[QuasiGenuine]) -> int:
 
 
 def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
-    """One member of each group leads, nothing waits for its place or for barriers, nothing is on its way."""
+    """Whether each group has one leader, and no message waits for its place, for barriers, or for another group."""
     return all(
-        sum(order.consensus.is_leader for order in mates) == 1
+        sum(order.consensus.is_leader for order in orders) == 1
         and not any(
             order.message_sender.undecided
             or order.barrier_queue.pending
             or (order.consensus.is_leader and order.topology_exchange.due_at() is not None)
             or (order.consensus.is_leader and order.proposals.first_timestamp() is not None)
             or any(
-                its.applied < _stream_head(groups, source, order.own_group)
-                for source, its in order.barrier_queue.sources.items()
+                state.applied < _stream_head(groups, source, order.own_group)
+                for source, state in order.barrier_queue.sources.items()
             )
-            for order in mates
+            for order in orders
         )
-        for mates in groups.values()
+        for orders in groups.values()
     )
 
 
@@ -90,7 +93,7 @@ def _stream_head(groups: dict[int, list[QuasiGenuine]], source: int, receiver: i
 
 
 class FinalOrderQuiescent:
-    """Asked of a scenario's world, again and again: whether its trouble is over and nothing is left to become final."""
+    """Whether the faults of a scenario are over and nothing is left to become final; call it repeatedly."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._faults_end_ns = faults_end_ns(scenario) + 2 * report_every_ns(scenario.timing)
@@ -100,7 +103,7 @@ class FinalOrderQuiescent:
             return False
         orders = {node.member: _final_order(node) for node in world.members.values() if node.up}
         if any(world.now <= world.start_ns + self._faults_end_ns + order.bound_ns() for order in orders.values()):
-            return False  # early deliveries may be to come
+            return False  # there may be more early deliveries
         ends = {order.log.k for order in orders.values()} | {order.consensus.next_free - 1 for order in orders.values()}
         return len(ends) <= 1 and all(
             order.participates() and all(_reported_all_final(order, peer) for peer in orders)
@@ -115,6 +118,6 @@ def _final_order(node: SimulatedMember) -> FinalOrder:
 
 
 def _reported_all_final(order: FinalOrder, peer: int) -> bool:
-    """Whether a peer has told this member that it holds nothing that is not final, and has delivered all that is."""
+    """Whether a peer has reported that it has delivered all final messages and holds no others."""
     report = order.reports.by_member.get(peer)
     return report is not None and not report.held_ranges and report.delivered_instance == order.log.k
