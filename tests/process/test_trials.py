@@ -266,7 +266,7 @@ def test_joining_twice_from_one_process_is_refused_and_the_first_is_unharmed() -
         table = Table((1, 2))
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
         link = unisono.Link("1Gbit/s")
-        with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is taken"):
+        with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is in use"):
             await unisono.join("table", member=1, peers=table.peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s, "what it would have had is free"
         await table.talk(groups)

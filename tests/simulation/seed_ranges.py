@@ -1,4 +1,4 @@
-"""Ranges of seeds from the command line: progress, what is wrong with each seed that is wrong, what a seed costs."""
+"""Runs ranges of seeds from the command line; prints progress, the problems of failing seeds, and the time per seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROGRESS_EVERY = 100
 
 
 def run_ranges(words: list[str], problems: Callable[[int], list[str]]) -> int:
-    """Run ranges A..B, both ends included, or single seeds; gives the exit status."""
+    """Run ranges A..B, both ends included, or single seeds; return the exit status."""
     wrong = 0
     for word in words:
         first, _, last = word.partition("..")
