@@ -1,4 +1,4 @@
-"""The public face: `join` a group, `send`, iterate over what happens, `leave`."""
+"""The public interface: `join` a group, `send` messages, iterate over events, `leave`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
 from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
-from unisono.runtime.buffers import receive_buffer_violation
-from unisono.runtime.clock import WallClock, new_incarnation
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.peers import Peers, group_location
 from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
-from unisono.runtime.sockets import resolve_all_async
+from unisono.runtime.sockets import receive_buffer_violation, resolve_all_async
+from unisono.runtime.timers import WallClock, new_incarnation
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, build
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
 
 Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
-"""What iterating over a group gives."""
+"""The events of an iteration over a group."""
 
 LEAVE_TIMEOUT_S = 1.0
 
@@ -85,29 +84,29 @@ def join(
 
     `group` is a name, or a reference (`Group.reference`). `peers` maps every member's number, this one's included, to
     its address (`"10.0.0.7:9001"`), or is `"dns:NAME:PORT"`; without it `members` processes find each other by an IP
-    multicast `beacon` on `interface`, and `member` is the number that this one insists on. `delta` is the
+    multicast `beacon` on `interface`, and `member` is the number that this process needs, if any. `delta` is the
     network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
     all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
-    `order` is vbr unless told ("auto" is vbr too), or cbr, leader, timestamp, consensus, priority, and others.
+    `order` is "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
-    redundancy against a lost of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram several
-    times, and `delta` is then the time within which that reaches everyone. `grades` is "early", "final" (only what all
-    have agreed on) or "both", each message in both (vbr, cbr). `processing` is what a leader takes over one message.
-    `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
-    capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own. `recorder` takes down what
-    happens; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
-    `sla` names a file of service level agreements (or is what `parse_slas` made of one): they are judged while the
-    group runs, and violations come as events. `monitor` turns the metric collectors on without any agreement; a
-    function is given the rows of each collecting interval.
-    `storage` is the file in which this member keeps its promises (consensus), so that it may come back after a crash;
-    `fsync` says when it is made durable: "always" before anything rests on it, in a "batch" soon after, "never".
-    `topology` (order="quasi_genuine") says who is in which group and which group may send to which; a `Multigroup`
-    says besides how barriers are made and whether messages are delivered early too. `state` (the priority orders) is
-    the application, which gives its state to members that come later and takes another's when it comes itself; with
-    `rejoin` it comes back by itself when the others went on without it, as after a long pause or in a minority.
+    redundancy against the loss of a of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram
+    several times, and `delta` is then the time within which that reaches all members. `grades` is "early", "final"
+    (only messages that all have agreed on) or "both" (vbr, cbr). `processing` is a leader's time per message.
+    `rate` is the most that this member sends: messages per second on average, and messages in one slot. `link` is the
+    capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone. `recorder` writes the
+    trace; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
+    `sla` is the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
+    it runs, and violations come as events. `monitor` turns the metric collectors on without an agreement; if it is a
+    function, it is called with the rows of each interval.
+    `storage` is the file that keeps this member's promises (consensus), so that it can restart after a crash; `fsync`
+    says when it is synced: "always" before anything depends on a write, "batch" soon after, or "never".
+    `topology` (order="quasi_genuine") gives the members of each group and the groups that each may send to; a
+    `Multigroup` also says how barriers are made and whether messages are delivered early. `state` (the priority orders)
+    is the application: it gives its state to members that join later, and receives it when it joins itself. With
+    `rejoin` this member rejoins by itself if the others went on without it, as after a long pause or in a minority.
 
-    Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError, and FormationTimeout in the end.
+    Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also FormationTimeout.
     """
     place = group_location(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
@@ -152,7 +151,7 @@ def join(
 
 
 class PendingJoin:
-    """What `join` gives: enter it or await it."""
+    """The result of `join`: use it with `async with` or `await`."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -229,28 +228,28 @@ class Group:
         self._link_share = link_share
         self._opened_batch: Batch | None = None
         self._remaining_deliveries: deque[Delivery] = deque()
-        """Of the batch that iteration by event has opened, what it has not given yet: it may be broken off."""
+        """Deliveries of `_opened_batch` not yielded yet: the application may stop its iteration at any time."""
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     async def send(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> None:
-        """Multicast one message; waits while the declared rate has no room for it.
+        """Multicast one message; wait while the declared rate has no room for it.
 
-        Of this member's messages that wait, those of higher `priority` go first; that is all it does, except in the
-        priority order. A message that was not taken when the group ends, or when this is cancelled, is not sent.
+        Waiting messages of this member with higher `priority` go first. Only the priority orders also deliver by
+        priority. A message still waiting when the group ends, or when this call is cancelled, is not sent.
         With a topology, the message goes `to` these groups, by default to this member's own group.
         DestinationNotAllowed lists the groups that are possible.
         """
         await self.send_many((message,), priority=priority, to=to)
 
     async def send_many(self, messages: Sequence[bytes], *, priority: int = 0, to: Sequence[str] | None = None) -> None:
-        """Multicast many messages in this order; far cheaper per message than `send`."""
-        messages = tuple(messages)  # ours: the caller may go on to change its list while this waits
+        """Multicast several messages in this order; costs far less per message than `send`."""
+        messages = tuple(messages)  # a copy: the caller may change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
-            odd = next(type(message).__name__ for message in messages if type(message) is not bytes)
-            raise TypeError(f"messages are bytes, not {odd}; encode what you send")
+            wrong = next(type(message).__name__ for message in messages if type(message) is not bytes)
+            raise TypeError(f"messages are bytes, not {wrong}; encode each message before sending it")
         if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
-            text = f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority!r}"
+            text = f"a number from 0 to {PRIORITY_MAX} is needed, higher is more urgent, not {priority!r}"
             raise InvalidOption("priority", text)
         if messages:
             await self._driver.submit(messages, priority, None if to is None else group_names("to", to))
@@ -258,27 +257,28 @@ class Group:
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
         """Change this member's rate, from its next slot on, or the slot's length, for the whole group.
 
-        The wish for a `slot` travels in the order; awaiting the result waits until slots have that length here, with
-        the new `rate` if one was given too. A TimingChange then comes between two slots; GroupClosed if we left.
-        ReservationRefused, InvalidOption and Infeasible (our deadline does not allow for it) change nothing.
+        The request for a `slot` is a message in the order. Await the result to wait until this member's slots have that
+        length, with the new `rate` if there is one. A TimingChange event then comes between two slots. The result
+        raises GroupClosed if this member leaves first. ReservationRefused, InvalidOption and Infeasible (the bound
+        would exceed this member's deadline) change nothing.
         """
         if slot is not None:
             return self._driver.change_slot(duration_ns(slot, "slot"), rate)
         if rate is None:
-            raise InvalidOption("rate", "a rate, a slot or both are to be changed, and neither was given")
+            raise InvalidOption("rate", "give a rate, a slot, or both")
         self._driver.change_rate(rate)
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
 
     async def change_topology(self, sends: Sequence[str]) -> None:
-        """Have this member's group send to these groups from now on, and no others; waits until all groups follow."""
+        """Let this member's group send to these groups only; wait until all groups concerned have made the change."""
         await self._driver.change_topology(group_names("topology.sends", sends))
 
     # -- receiving -------------------------------------------------------------------------------------------
 
     async def batches(self) -> AsyncGenerator[DriverEvent, None]:
-        """Deliveries as batches, with view changes and violations between them, in order, until the group is left."""
+        """Iterate over batches of deliveries and over other events, in order, until this member leaves the group."""
         driver = self._driver
         while True:
             event = self._remaining_batch() or driver.pop()
@@ -293,18 +293,18 @@ class Group:
                 await driver.wait_for_change()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        async for happening in self.batches():
-            if isinstance(happening, Batch):
-                self._opened_batch, self._remaining_deliveries = happening, deque(happening.deliveries())
+        async for event in self.batches():
+            if isinstance(event, Batch):
+                self._opened_batch, self._remaining_deliveries = event, deque(event.deliveries())
                 while self._remaining_deliveries:
                     yield self._remaining_deliveries.popleft()
             else:
-                yield happening
+                yield event
 
     async def consume(self) -> Delivery:
-        """In the priority order: pull the next message, which is delivered by this; iterating pulls too.
+        """In the priority order: deliver the next message. Iterating over the group does the same.
 
-        Waits while the queue is empty or its first message is locked. Other events are left for those who iterate.
+        Wait while the queue is empty or its first message is locked. Other events stay in the queue for an iteration.
         """
         driver = self._driver
         while (batch := driver.consume()) is None:
@@ -313,14 +313,14 @@ class Group:
         return batch.deliveries()[0]
 
     def _remaining_batch(self) -> Batch | None:
-        """What an iteration by event that was broken off has left of its batch."""
+        """The rest of the batch that an unfinished iteration has opened."""
         opened, rest = self._opened_batch, self._remaining_deliveries
         if opened is None or not rest:
             return None
         self._remaining_deliveries = deque()
         return remaining(opened, rest)
 
-    # -- facts -----------------------------------------------------------------------------------------------
+    # -- properties and statistics ---------------------------------------------------------------------------
 
     @property
     def member(self) -> int:
@@ -329,12 +329,12 @@ class Group:
 
     @property
     def reference(self) -> str:
-        """A text that says where this group's members are: `join(reference, member=…)` takes it as the group."""
+        """A text with the addresses of this group's members, for `join(reference, member=…)`."""
         return self._setup.reference()
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The members of the view that this member has reached."""
+        """The members of this member's current view."""
         return self._driver.view.members
 
     @property
@@ -343,7 +343,7 @@ class Group:
         return self._stack.bound_ns()
 
     def stats(self) -> Stats:
-        """What has been measured so far."""
+        """The measurements so far."""
         driver, stack = self._driver, self._stack
         return Stats(
             sent=driver.sent,
@@ -362,18 +362,18 @@ class Group:
         )
 
     def metrics(self) -> tuple[MetricRow, ...]:
-        """The rows of the last collecting interval that is over; empty where nothing is collected."""
-        oversight = self._driver.qos_observer
-        return () if oversight is None else oversight.latest
+        """The metric rows of the last complete interval; empty without `monitor` and `sla`."""
+        observer = self._driver.qos_observer
+        return () if observer is None else observer.latest
 
     def on_sla(self, sla: str, listener: Listener) -> None:
-        """Call `listener` with each SlaViolation and SlaCleared of one agreement, as it is found."""
-        oversight = self._driver.qos_observer
-        if oversight is None:
-            raise InvalidOption("sla", "this group was joined without service level agreements")
-        oversight.register(sla, listener)
+        """Call `listener` with each SlaViolation and SlaCleared of one agreement."""
+        observer = self._driver.qos_observer
+        if observer is None:
+            raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
+        observer.register(sla, listener)
 
-    # -- the beginning and the end ---------------------------------------------------------------------------
+    # -- forming and leaving ---------------------------------------------------------------------------------
 
     async def _form(self, timeout_s: float) -> None:
         driver, stack = self._driver, self._stack
@@ -386,7 +386,7 @@ class Group:
             if not stack.running():
                 raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
             if stack.policy.multicast and not stack.by_multicast():
-                # Some peer cannot be reached by multicast, so each gets a copy: what the link must have room for.
+                # Multicast does not reach every peer, so each gets a copy, and the link needs room for all copies.
                 self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
             missing, hints = stack.waiting_for(), [stack.why_not_formed(), self._refused_datagrams_text()]
@@ -401,18 +401,19 @@ class Group:
             driver.report_violation(small)
         problem = driver.transport.multicast_error
         if problem is not None:
-            text = f"{problem}; datagrams go to each peer by itself"
+            text = f"{problem}; this member sends a unicast copy to each peer instead"
             driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
 
     def _refused_datagrams_text(self) -> str:
-        """What was not let in: another group, version or slot length at the same address shows here."""
+        """Counts of refused datagrams, by reason: a sign of another group, version or slot length at this address."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
     async def leave(self) -> bool:
-        """Leave in order; what was accepted is sent first. A second call does nothing.
+        """Leave the group in order, after all accepted messages are sent. A second call does nothing.
 
-        False if the peers, gone or silent, did not let this member finish: what they sent last is not delivered here.
+        Return False if departed or silent peers kept this member from finishing: then it did not deliver their last
+        messages.
         """
         driver = self._driver
         if driver.closed:

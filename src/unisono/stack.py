@@ -1,7 +1,16 @@
-"""The stack: layers with an order on top, as one machine with five verbs.
+"""The stack of one member: an order on top of layers, as one machine without sockets, clocks or threads.
 
-Take in (an application's messages, or a datagram), wake, say when to wake, hand out datagrams, hand out events.
-The simulator and the asyncio driver use these and nothing else; no protocol decision is made outside.
+An input tells the stack what happened, with the reading of the local clock: `submit` (the application has messages),
+`receive` (a datagram arrived), `wake` (the time asked for has come), and a few requests such as `change_rate` and
+`leave`. After one or more inputs, `step` returns all effects: records to persist, datagrams to send, events for the
+application, and the time of the next `wake`. `carry_out` carries them out in the order that safety needs.
+
+Sending: the order puts frames into its `down`. Each frame goes through the layers that wrap its kind, is encoded and
+leaves with the next step. Receiving: the door admits and decodes a datagram. Its frame goes up through the layers that
+open its kind to the order, which puts deliveries into its `events`.
+
+The simulator and the asyncio driver both run this machine by `carry_out`. Neither makes a protocol decision.
+`build` makes the stack that a policy asks for.
 """
 
 from __future__ import annotations
@@ -51,24 +60,6 @@ from unisono.wire.setting_requests import encode_settings_with_verdict
 _OrderType = TypeVar("_OrderType")
 
 
-def _vbr(policy: Policy, reserver: Reserver) -> Order:
-    return (VbrGaps if policy.failures else Vbr)(policy, reserver)
-
-
-ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
-    "cbr": Cbr,
-    "consensus": ConsensusOrder,
-    "leader": LeaderBroadcast,
-    "priority": build_priority_order,
-    "priority_coordinator": build_priority_order,
-    "quasi_genuine": QuasiGenuine,
-    "timestamp": TimestampLeader,
-    "vbr": _vbr,
-    **{name: Unordered for name, each in CAPABILITIES.items() if not each.total_order},
-}
-_SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": UniformDelivery}
-
-
 class DurableOrder(Protocol):
     """An order that keeps records on stable storage. It processes its input in batches, by `flush`."""
 
@@ -82,88 +73,65 @@ class DurableOrder(Protocol):
         """Process all input since the last call as one batch."""
 
 
-class Host(Protocol):
-    """What a driver offers a stack: stable storage, a network, an application and an alarm clock."""
-
-    def persist(self, records: Sequence[Write]) -> None:
-        """Make records durable before this returns."""
-
-    def transmit(self, datagrams: Sequence[Datagram]) -> None:
-        """Send datagrams, in order."""
-
-    def on_event(self, event: StackEvent) -> None:
-        """Hand an event to the application, and record it."""
-
-    def set_alarm(self, at: int | None) -> None:
-        """Wake the stack when the local clock shows `at`; None cancels the alarm."""
-
-
-def carry_out(effects: Effects, host: Host) -> None:
-    """Carry out the effects of one step in the order that safety needs: no datagram or event before its records.
-
-    The simulator and the asyncio driver both use this function, so that the simulator exercises what production runs.
-    """
-    if effects.records:
-        host.persist(effects.records)
-    if effects.datagrams:
-        host.transmit(effects.datagrams)
-    for event in effects.events:
-        host.on_event(event)
-    host.set_alarm(effects.wake_at)
-
-
 class Stack:
-    """One member's machine."""
+    """One member's order and layers."""
 
     def __init__(self, policy: Policy, order: Order, layers: Sequence[Layer], clock_check: ClockCheck) -> None:
         self.policy = policy
         self.order = order
         self.clock_check = clock_check
         self.delays = Histogram()
-        """One-way delays of end-of-slot marks, which deliveries wait for, as the clocks show them, skew and all."""
+        """One-way delays of end-of-slot marks, which deliveries wait for; they include the difference of the clocks."""
         self._layers = tuple(layers)
         """From the order down to the network."""
         self._layer_names = tuple(layer.name for layer in layers)
         self.observer: Observer | None = None
-        """Who collects metrics, if anybody does."""
+        """Collects metrics, if the application asked for them."""
         self._serial = self._now = 0
         self._group_destinations = tuple(member for member in policy.view.members if member != policy.member)
         """The members that a datagram to the whole group goes to."""
         self._out: list[Frame] = []
+        """Frames that leave with the next step."""
         self._receivers = {kind: self._receiver_of(kind, len(self._layers)) for kind in Kind}
+        """By kind, the layer or order that takes a frame from the network."""
         self._group = group_key(policy.group)
-        layered = frozenset(kind for layer in self._layers for kind in layer.opens)
-        self.door = Door(self._group, policy.member, policy.view.members, layered)
+        layer_kinds = frozenset(kind for layer in self._layers for kind in layer.opens)
+        self.door = Door(self._group, policy.member, policy.view.members, layer_kinds)
         self._rmcast = next((layer for layer in self._layers if isinstance(layer, Rmcast)), None)
         self._layer_events: list[StackEvent] = []
-        """What layers have to tell the application."""
+        """Events of the layers, for the application."""
         capabilities = capabilities_of(policy.order)
-        graded = policy.grades != "early"
-        below = cast("FinalOrder", order).inner if graded else order
+        has_final_grade = policy.grades != "early"
+        early_order = cast("FinalOrder", order).inner if has_final_grade else order
         if capabilities.by_clock:
-            clock_check.on_clock_difference = cast("Cbr | Vbr", below).on_clock_difference
-        self._slot_order = cast("Vbr", below) if capabilities.resizable_slots else None
-        self._durable_order = cast("DurableOrder", order) if capabilities.durable or graded else None
+            clock_check.on_clock_difference = cast("Cbr | Vbr", early_order).on_clock_difference
+        self._slot_order = cast("Vbr", early_order) if capabilities.resizable_slots else None
+        self._durable_order = cast("DurableOrder", order) if capabilities.durable or has_final_grade else None
         self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
         self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
         self._declared_grid = SlotGrid.of(policy.timing)
         clock_check.next_wake = self._wake_at
 
-    def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
-        """Take application messages; how many, from the first on. The rest is to be offered again later.
+    # -- input: messages --------------------------------------------------------------------------------------
 
-        Only the priority order takes the priority into account.
+    def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
+        """Submit messages of the application; return how many of them, from the first on, the order accepted.
+
+        Submit the rest again later. Only the priority order uses the priority.
         """
         self._now = now
         if self._priority_order is None:
-            taken = self.order.submit(now, messages)
+            accepted = self.order.submit(now, messages)
         else:
-            taken = self._priority_order.submit_with_priority(now, messages, priority)
-        return self._record_submitted(now, messages, taken)
+            accepted = self._priority_order.submit_with_priority(now, messages, priority)
+        return self._record_submitted(now, messages, accepted)
 
     def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int:
-        """Take messages for these groups; DestinationNotAllowed if this member's group may not send there."""
+        """Submit messages to these groups; return how many of them, from the first on, the order accepted.
+
+        Raise DestinationNotAllowed if this member's group may not send to one of them.
+        """
         self._now = now
         return self._record_submitted(now, messages, self._require_multigroup().submit_to(now, messages, groups))
 
@@ -174,61 +142,26 @@ class Stack:
         return accepted
 
     def destinations(self, groups: Sequence[str]) -> tuple[int, ...]:
-        """The members of these groups; DestinationNotAllowed if this member's group may not send there."""
+        """The members of these groups; raises DestinationNotAllowed if this member's group may not send to one."""
         return self._require_multigroup().destinations(groups)
-
-    def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
-        """Ask this member's group to send to these groups and no others; whether it does, in all groups concerned."""
-        return self._require_multigroup().change_topology(now, sends)
 
     def _require_multigroup(self) -> QuasiGenuine:
         if self._multigroup_order is None:
-            raise InvalidOption("to", f"the order {self.policy.order} has one group; quasi_genuine sends to several")
+            raise InvalidOption(
+                "to", f"the order {self.policy.order} has one group; only the order quasi_genuine sends to several"
+            )
         return self._multigroup_order
 
-    @property
-    def declared_bound_ns(self) -> int | None:
-        """The latency bound of delivery that the order declares; None where consumers set the pace."""
-        return None if self.application_pulls else self.order.bound_ns()
-
-    @property
-    def application_pulls(self) -> bool:
-        """Whether the application pulls its messages, by `consume`."""
-        return self._priority_order is not None
-
-    def queued(self) -> int:
-        """How many messages wait to be pulled, locked or not."""
-        return 0 if self._priority_order is None else len(self._priority_order.insertion.queue)
-
-    def consumable(self) -> bool:
-        """Whether `consume` would give a message."""
-        return self._priority_order is not None and self._priority_order.consumable()
-
-    def consume(self, now: int) -> Batch | None:
-        """The next message in the priority order, which is delivered by this; None if none can be had now."""
-        if self._priority_order is None:
-            raise InvalidOption("order", f"the order {self.policy.order} hands messages out; nothing is to be pulled")
-        batch = self._priority_order.consume(now)
-        if batch is not None:
-            if self.observer is not None:
-                self.observer.delivered(now, [batch])
-            self._pump(now)
-        return batch
-
-    @property
-    def order_and_service_names(self) -> tuple[str, ...]:
-        """The order, and the services under it that take its frames, by name."""
-        services = [name for name, layer in zip(self._layer_names, self._layers, strict=True) if layer.wraps]
-        return (self.policy.order, *services)
+    # -- input: datagrams and time ----------------------------------------------------------------------------
 
     def receive(self, now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
-        """Take the datagram in data[start:end]."""
+        """Receive the datagram in data[start:end]."""
         frame = self._receive_one(now, data, start, len(data) if end is None else end, multicast)
         if frame is not None and self.observer is not None:
             self.observer.arrived(now, frame, data[start + SERIAL_AT])
 
     def receive_segments(self, now: int, data: bytes, start: int, end: int, segment: int, *, multicast: bool) -> None:
-        """Take the datagrams in data[start:end], of `segment` bytes each but the last, that one read brought."""
+        """Receive the datagrams of one read: data[start:end] in parts of `segment` bytes; the last may be shorter."""
         if end - start <= segment:
             self.receive(now, data, start, end, multicast)
             return
@@ -246,7 +179,7 @@ class Stack:
                 self.observer.arrived(now, frame, serial)
 
     def _receive_one(self, now: int, data: bytes, start: int, end: int, multicast: bool) -> Frame | None:
-        """Take one datagram; None if it was not let in."""
+        """Receive one datagram; None if the door refused it."""
         frame = self.door.admit(data, start, end, self.order.latest_slot(now))
         if frame is None:
             return None
@@ -256,14 +189,14 @@ class Stack:
                 self._layer_events += self.clock_check.report_late(now, frame)
         frame.multicast = multicast
         self._now = now
-        taker = self._receivers[frame.kind]
-        taker.from_below(now, frame)
-        if taker is not self.order or self.order.down:
+        receiver = self._receivers[frame.kind]
+        receiver.from_below(now, frame)
+        if receiver is not self.order or self.order.down:
             self._pump(now)
         return frame
 
     def wake(self, now: int) -> None:
-        """The local clock has reached `now`."""
+        """Let the order, the layers and the observer do what is due at `now`."""
         self._now = now
         self.clock_check.record_own_lateness(now)
         self.order.wake(now)
@@ -273,10 +206,89 @@ class Stack:
             self.observer.wake(now)
         self._pump(now)
 
-    def step(self) -> Effects:
-        """Process all input since the last step as one batch, and return everything that the driver has to do.
+    # -- input: requests of the application -------------------------------------------------------------------
 
-        Call it after each input, or after several that arrived together.
+    def consume(self, now: int) -> Batch | None:
+        """Deliver the next message of the priority order; None if no message can be delivered now."""
+        if self._priority_order is None:
+            raise InvalidOption(
+                "order",
+                f"the order {self.policy.order} delivers by events; only the priority orders deliver by consume()",
+            )
+        batch = self._priority_order.consume(now)
+        if batch is not None:
+            if self.observer is not None:
+                self.observer.delivered(now, [batch])
+            self._pump(now)
+        return batch
+
+    def change_rate(self, now: int, rate: Rate) -> None:
+        """Renegotiate this member's rate; raises ReservationRefused and changes nothing when there is no room."""
+        self.order.change_rate(now, rate)
+        self._pump(now)
+
+    def change_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
+        """Ask the group for slots of another length and, optionally, for another rate of this member from then on.
+
+        A TimingChange event follows when slots have that length. ReservationRefused and InvalidOption change nothing.
+        """
+        if self._slot_order is None:
+            others = " and ".join(orders_with("resizable_slots"))
+            raise InvalidOption("slot", f"the order {self.policy.order} cannot change its slot length; {others} can")
+        if self.policy.reliable is not None:
+            raise InvalidOption("slot", "the slot length cannot change over reliable multicast")
+        self._slot_order.change_slot(now, theta_ns, rate)
+        self._pump(now)
+
+    def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
+        """Ask this member's group to send to these groups and to no others.
+
+        Return a function that says whether all groups concerned have made the change.
+        """
+        return self._require_multigroup().change_topology(now, sends)
+
+    def request_settings(
+        self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
+    ) -> None:
+        """Announce the settings that a member needs, by default this one, and the verdict that they follow from.
+
+        The observer calls this during an input or a step of the stack, so the stack sends the announcement by itself.
+        It reports to the observer when the group has agreed.
+        """
+        if self._slot_order is None:
+            raise InvalidOption(
+                "adaptation", f"the order {self.policy.order} cannot agree on settings; the order vbr can"
+            )
+        self._slot_order.request_settings(
+            now, encode_settings_with_verdict(settings, verdict), member, keep=verdict is not None
+        )
+
+    def apply_settings(self, settings: Settings, slot: int) -> None:
+        """Use these settings from `slot` on; all members have agreed on that slot."""
+        for layer in self._layers:
+            if isinstance(layer, Rmcast) and settings.redundancy is not None and self.policy.reliable is not None:
+                rho, eta_ns, omega_ns = settings.redundancy
+                layer.change_redundancy(replace(self.policy.reliable, rho=rho, eta_ns=eta_ns, omega_ns=omega_ns), slot)
+            elif isinstance(layer, Fec) and settings.fec is not None:
+                layer.change_code(settings.fec, slot)
+
+    def share_application_state(self, holder: StateHolder | None) -> None:
+        """Transfer the application's state to joining members together with the order's, where the order can."""
+        if self._priority_order is not None:
+            self._priority_order.application = holder
+
+    def leave(self, now: int) -> None:
+        """Leave the group in order; a LeaveComplete event follows when this is done."""
+        self.order.leave(now)
+        self._pump(now)
+
+    # -- output -----------------------------------------------------------------------------------------------
+
+    def step(self) -> Effects:
+        """Return the effects of all inputs since the last step.
+
+        A driver calls this after each input, or once after several inputs that arrived together, and passes the result
+        to `carry_out`.
         """
         records = self._flush() if self._durable_order is not None else ()
         datagrams = self._encode_outgoing() if self._out else ()
@@ -285,12 +297,8 @@ class Stack:
             self._follow_view(events)
         return Effects(records, datagrams, events, self._wake_at())
 
-    def _wake_at(self) -> int | None:
-        due = [part.wake_at() for part in (self.order, *self._layers)]
-        return earliest(due if self.observer is None else [*due, self.observer.due])
-
     def _flush(self) -> Sequence[Write]:
-        """Let a durable order process its batched input; the records that the rest of the effects depend on."""
+        """Let a durable order process its input as one batch; return the records that the other effects depend on."""
         order = self._durable_order
         if order is None:
             return ()
@@ -352,79 +360,127 @@ class Stack:
                 members = event.view.members
                 self._group_destinations = tuple(member for member in members if member != self.policy.member)
 
-    def change_rate(self, now: int, rate: Rate) -> None:
-        """Renegotiate this member's rate; raises ReservationRefused and changes nothing when there is no room."""
-        self.order.change_rate(now, rate)
-        self._pump(now)
-
-    def change_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
-        """Ask the group for slots of another length, and for another rate of this member's with them.
-
-        A TimingChange says when it has them. ReservationRefused and InvalidOption change nothing.
-        """
-        if self._slot_order is None:
-            others = " and ".join(orders_with("resizable_slots"))
-            raise InvalidOption("slot", f"the order {self.policy.order} keeps its slot length; {others} can change it")
-        if self.policy.reliable is not None:
-            raise InvalidOption("slot", "over reliable multicast the slot length stays as declared")
-        self._slot_order.change_slot(now, theta_ns, rate)
-        self._pump(now)
+    def _wake_at(self) -> int | None:
+        due = [part.wake_at() for part in (self.order, *self._layers)]
+        return earliest(due if self.observer is None else [*due, self.observer.due])
 
     def _report_settings(self) -> None:
-        """Tell the watcher of the settings that everybody goes by now."""
+        """Report to the observer the settings that the group has agreed on."""
         if self._slot_order is not None and self._slot_order.settings_agreed:
-            demanded, self._slot_order.settings_agreed[:] = self._slot_order.settings_agreed[:], []
+            agreed, self._slot_order.settings_agreed[:] = self._slot_order.settings_agreed[:], []
             if self.observer is not None:
-                self.observer.settings_agreed(self._now, demanded)
+                self.observer.settings_agreed(self._now, agreed)
 
-    def request_settings(
-        self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
-    ) -> None:
-        """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from.
+    # -- frames between the order, the layers and the network -------------------------------------------------
 
-        The watcher hears when they count. It calls this while the stack is at work, which carries on what follows.
-        """
-        if self._slot_order is None:
-            raise InvalidOption("adaptation", f"the order {self.policy.order} agrees on no settings; vbr can")
-        self._slot_order.request_settings(
-            now, encode_settings_with_verdict(settings, verdict), member, keep=verdict is not None
-        )
+    def _pump(self, now: int) -> None:
+        """Carry frames down and up until the order and all layers have nothing left to hand on."""
+        order, layers = self.order, self._layers
+        self._report_settings()  # first: frames of the slot from which the settings hold may follow
+        moved = True
+        while moved:
+            moved = False
+            if order.down:
+                frames, order.down[:] = order.down[:], []
+                self._pass_down(now, frames, 0)
+            for position, layer in enumerate(layers):
+                if layer.down:
+                    frames, layer.down[:] = layer.down[:], []
+                    self._pass_down(now, frames, position + 1)
+                if layer.up:
+                    moved = True
+                    passed, layer.up[:] = layer.up[:], []
+                    self._pass_up(now, passed, position)
 
-    def apply_settings(self, settings: Settings, slot: int) -> None:
-        """Have these settings in force from a slot on that everybody has agreed on."""
-        for layer in self._layers:
-            if isinstance(layer, Rmcast) and settings.redundancy is not None and self.policy.reliable is not None:
-                rho, eta_ns, omega_ns = settings.redundancy
-                layer.change_redundancy(replace(self.policy.reliable, rho=rho, eta_ns=eta_ns, omega_ns=omega_ns), slot)
-            elif isinstance(layer, Fec) and settings.fec is not None:
-                layer.change_code(settings.fec, slot)
+    def _pass_up(self, now: int, frames: Sequence[Frame | LostMessages], position: int) -> None:
+        """Give frames from the layer at `position` to the layer above that opens their kind, or to the order."""
+        if self.observer is not None:
+            self.observer.passed_up(self._layer_names[position], frames)
+        for frame in frames:
+            if isinstance(frame, LostMessages):
+                self._layer_events.append(frame.to_violation())
+                continue
+            receiver = self._receiver_of(frame.kind, position)
+            if self._rmcast is not None and receiver is self.order and frame.flags & END_OF_SLOT:
+                self.delays.add(now - frame.sent_ns)
+            receiver.from_below(now, frame)
+
+    def _pass_down(self, now: int, frames: list[Frame], position: int) -> None:
+        """Give each frame to the first layer from `position` on that wraps its kind, or let it leave."""
+        below = self._layers[position:]
+        for frame in frames:
+            for at, layer in enumerate(below, start=position):
+                if frame.kind in layer.wraps:
+                    if self.observer is not None:
+                        self.observer.passed_down(self._layer_names[at], 1)
+                    layer.from_above(now, frame)
+                    break
+            else:
+                self._out.append(frame)
+
+    def _receiver_of(self, kind: Kind, position: int) -> Layer | Order:
+        """The receiver of a frame of this kind from the layer at `position`: a layer above it, or the order."""
+        for layer in reversed(self._layers[:position]):
+            if kind in layer.opens:
+                return layer
+        return self.order
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def running(self) -> bool:
+        """Whether the group has formed and this member takes part."""
+        return self.order.running()
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The members that must still appear before the group starts; empty when it runs."""
+        return self.order.waiting_for()
+
+    def why_not_formed(self) -> str:
+        """Why the group does not start, other than missing members; empty if no reason is known."""
+        return self.order.why_not_formed()
 
     def bound_ns(self) -> int:
-        """The latency that no delivery exceeds while the assumptions hold."""
+        """The latency that no delivery exceeds while Δ, Γ and the other assumptions of the order hold."""
         return self.order.bound_ns()
+
+    @property
+    def declared_bound_ns(self) -> int | None:
+        """The latency bound that the order declares; None in the priority orders, where consumers set the pace."""
+        return None if self.application_pulls else self.order.bound_ns()
+
+    def outage_ns(self, crashed: Sequence[int]) -> int:
+        """How much longer than the bound a message takes at most when these members crash; 0 without a leader."""
+        return 0 if self._leader_order is None else self._leader_order.outage_ns(crashed)
 
     def gap_free(self) -> bool:
         """Whether the order promises deliveries without gaps (paper 000, Definition 1)."""
         return self.order.gap_free()
 
-    def running(self) -> bool:
-        """Whether messages are accepted and delivered."""
-        return self.order.running()
+    @property
+    def application_pulls(self) -> bool:
+        """Whether the application pulls its messages with `consume`."""
+        return self._priority_order is not None
 
-    def waiting_for(self) -> tuple[int, ...]:
-        """The members that the group is still waiting for before it starts; empty when it runs."""
-        return self.order.waiting_for()
+    def queued(self) -> int:
+        """How many messages wait to be pulled, locked or not."""
+        return 0 if self._priority_order is None else len(self._priority_order.insertion.queue)
 
-    def why_not_formed(self) -> str:
-        """What keeps the group from starting, beyond missing members; empty if nothing is known."""
-        return self.order.why_not_formed()
+    def consumable(self) -> bool:
+        """Whether `consume` would return a message."""
+        return self._priority_order is not None and self._priority_order.consumable()
+
+    @property
+    def order_and_service_names(self) -> tuple[str, ...]:
+        """The names of the order and of the layers that wrap its frames."""
+        services = [name for name, layer in zip(self._layer_names, self._layers, strict=True) if layer.wraps]
+        return (self.policy.order, *services)
 
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast."""
         return self.order.by_multicast()
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared, if it has."""
+        """The rate that a peer has declared; None if it has declared none yet."""
         return self.order.peer_rate(peer)
 
     @property
@@ -433,13 +489,22 @@ class Stack:
         return self.order.window_slots
 
     @property
+    def grid(self) -> SlotGrid:
+        """The slots as this member knows them."""
+        return self._declared_grid if self._slot_order is None else self._slot_order.grid
+
+    def slot_of(self, local_ns: int) -> int:
+        """The slot of a local clock reading."""
+        return self.grid.slot_of(local_ns)
+
+    @property
     def ignored(self) -> Mapping[str, int]:
-        """Frames that passed the door and were not used, by reason."""
+        """How many frames passed the door but were not used, by reason."""
         return self.order.ignored
 
     @property
     def refused(self) -> Mapping[Refusal, int]:
-        """Datagrams that the door refused, by reason."""
+        """How many datagrams the door refused, by reason."""
         return self.door.refused
 
     @property
@@ -457,111 +522,91 @@ class Stack:
             raise TypeError(f"member {self.policy.member} runs {type(self.order).__name__}, not {kind.__name__}")
         return self.order
 
-    def share_application_state(self, holder: StateHolder | None) -> None:
-        """Transfer the application's state to joining members together with the order's, where the order can."""
-        if self._priority_order is not None:
-            self._priority_order.application = holder
 
-    @property
-    def grid(self) -> SlotGrid:
-        """The slots as this member knows them."""
-        return self._declared_grid if self._slot_order is None else self._slot_order.grid
+class Host(Protocol):
+    """The services of a driver to its stack: stable storage, a network, an application and an alarm."""
 
-    def slot_of(self, local_ns: int) -> int:
-        """The slot of a local clock reading."""
-        return self.grid.slot_of(local_ns)
+    def persist(self, records: Sequence[Write]) -> None:
+        """Make records durable before this returns."""
 
-    def leave(self, now: int) -> None:
-        """Depart in order; a Left event says when it is done."""
-        self.order.leave(now)
-        self._pump(now)
+    def transmit(self, datagrams: Sequence[Datagram]) -> None:
+        """Send datagrams, in order."""
 
-    def outage_ns(self, crashed: Sequence[int]) -> int:
-        """How much longer than the bound a message takes at most when these members crash; 0 without a leader."""
-        return 0 if self._leader_order is None else self._leader_order.outage_ns(crashed)
+    def on_event(self, event: StackEvent) -> None:
+        """Hand an event to the application and record it in the trace."""
 
-    def _pump(self, now: int) -> None:
-        """Carry frames on, past layers that have no business with them, until there is nothing to carry."""
-        order, layers = self.order, self._layers
-        self._report_settings()  # before anything of the slot from which on it counts goes down
-        moved = True
-        while moved:
-            moved = False
-            if order.down:
-                frames, order.down[:] = order.down[:], []
-                self._pass_down(now, frames, 0)
-            for position, layer in enumerate(layers):
-                if layer.down:
-                    frames, layer.down[:] = layer.down[:], []
-                    self._pass_down(now, frames, position + 1)
-                if layer.up:
-                    moved = True
-                    frames, layer.up[:] = layer.up[:], []
-                    if self.observer is not None:
-                        self.observer.passed_up(self._layer_names[position], frames)
-                    for frame in frames:
-                        if isinstance(frame, LostMessages):
-                            self._layer_events.append(frame.to_violation())
-                            continue
-                        taker = self._receiver_of(frame.kind, position)
-                        if self._rmcast is not None and taker is order and frame.flags & END_OF_SLOT:
-                            self.delays.add(now - frame.sent_ns)
-                        taker.from_below(now, frame)
+    def set_alarm(self, at: int | None) -> None:
+        """Wake the stack when the local clock shows `at`; None cancels the alarm."""
 
-    def _pass_down(self, now: int, frames: list[Frame], position: int) -> None:
-        """Frames on their way down, to the first layer from `position` on that takes them, or out."""
-        below = self._layers[position:]
-        for frame in frames:
-            for at, layer in enumerate(below, start=position):
-                if frame.kind in layer.wraps:
-                    if self.observer is not None:
-                        self.observer.passed_down(self._layer_names[at], 1)
-                    layer.from_above(now, frame)
-                    break
-            else:
-                self._out.append(frame)
 
-    def _receiver_of(self, kind: Kind, position: int) -> Layer | Order:
-        """Who takes a frame of this kind that comes up from `position`: a layer above it, or the order."""
-        for layer in reversed(self._layers[:position]):
-            if kind in layer.opens:
-                return layer
-        return self.order
+def carry_out(effects: Effects, host: Host) -> None:
+    """Carry out the effects of one step in the order that safety needs: records first, then datagrams and events.
+
+    The simulator and the asyncio driver both use this function, so simulations test the code that production runs.
+    """
+    if effects.records:
+        host.persist(effects.records)
+    if effects.datagrams:
+        host.transmit(effects.datagrams)
+    for event in effects.events:
+        host.on_event(event)
+    host.set_alarm(effects.wake_at)
+
+
+def _vbr(policy: Policy, reserver: Reserver) -> Order:
+    return (VbrGaps if policy.failures else Vbr)(policy, reserver)
+
+
+ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
+    "cbr": Cbr,
+    "consensus": ConsensusOrder,
+    "leader": LeaderBroadcast,
+    "priority": build_priority_order,
+    "priority_coordinator": build_priority_order,
+    "quasi_genuine": QuasiGenuine,
+    "timestamp": TimestampLeader,
+    "vbr": _vbr,
+    **{name: Unordered for name, each in CAPABILITIES.items() if not each.total_order},
+}
+_SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": UniformDelivery}
 
 
 def build(policy: Policy, reserver: Reserver | None = None, stored_records: StoredRecords | None = None) -> Stack:
     """The stack that a policy asks for; raises ReservationRefused if the network has no room for its rate.
 
-    `memory` is what a durable order kept in earlier lives; without it, it keeps nothing.
+    `stored_records` are the records that a durable order wrote in earlier incarnations. Without them it keeps none.
     """
     capabilities = capabilities_of(policy.order)
     check_options(policy)
     make = ORDERS[policy.order]
-    skew, reserver = ClockCheck(policy), reserver or UnlimitedNetwork()
+    clock_check, reserver = ClockCheck(policy), reserver or UnlimitedNetwork()
     if stored_records is not None and not needs_storage(policy.order, policy.grades):
-        text = f"the order {policy.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
+        text = f"the order {policy.order} uses no stable storage; only the order consensus and final deliveries do"
         raise InvalidOption("storage", text)
     if not capabilities.total_order or policy.reliable is not None:
-        return _build_over_rmcast(policy, make, reserver, skew)
-    for keeping in (ConsensusOrder, QuasiGenuine):
-        if make is keeping:
-            return Stack(policy, keeping(policy, reserver, stored_records), [skew], skew)
+        return _build_over_rmcast(policy, make, reserver, clock_check)
+    for durable in (ConsensusOrder, QuasiGenuine):
+        if make is durable:
+            return Stack(policy, durable(policy, reserver, stored_records), [clock_check], clock_check)
     if policy.grades != "early":
         reserver = BackgroundReserver(policy, reserver)
-    layers: list[Layer] = [skew]
+    layers: list[Layer] = [clock_check]
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
         layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Vbr) else None))
     if policy.grades != "early" and isinstance(order, Cbr | Vbr):
-        return Stack(policy, FinalOrder(order, policy, stored_records), layers, skew)
-    return Stack(policy, order, layers, skew)
+        return Stack(policy, FinalOrder(order, policy, stored_records), layers, clock_check)
+    return Stack(policy, order, layers, clock_check)
 
 
 def _build_over_rmcast(
     policy: Policy, make: Callable[[Policy, Reserver], Order], reserver: Reserver, clock_check: ClockCheck
 ) -> Stack:
     if policy.reliable is None:
-        raise InvalidOption("reliable", f"{policy.order} rests on reliable multicast, which needs ρ, η and ω")
+        raise InvalidOption(
+            "reliable",
+            f"the order {policy.order} needs reliable multicast: give reliable=Redundancy(...) with ρ, η and ω",
+        )
     services = CAPABILITIES[policy.order].services
     if policy.reliable.last_copy is None:
         policy = replace(policy, reliable=replace(policy.reliable, last_copy="uniform" in services))

@@ -29,8 +29,7 @@ from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.sim import run
 from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.random_delays import generator
-from unisono.sim.random_streams import RandomStreams
+from unisono.sim.random_streams import RandomStreams, generator
 from unisono.sim.rmcast_runs import CrashScenario as CopyScenario
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 from unisono.sim.run import run_meta

@@ -1,4 +1,4 @@
-"""A group whose members crash, join, leave and come back, and an account of it that the order has no part in.
+"""A group whose members crash, join, leave and return, and a log of it that is independent of the order.
 
 The account is taken at the stacks' edges: what applications handed in, what datagrams arrived, what was handed out.
 From it come two judges of Definition 2's liveness. `undelivered` rests on the simulator's knowledge of who is correct
@@ -41,26 +41,26 @@ MS = 1_000_000
 PLENTY = 1e9
 
 Message = tuple[int, int, int]
-"""A message: its sender, the sender's life, its sequence there."""
+"""A message: its sender, the sender's incarnation, its sequence number."""
 
 
 @dataclass(slots=True)
 class MemberRecord:
-    """What is known of one life of one member."""
+    """The log of one incarnation of one member."""
 
     member: int
     incarnation: int
     order: VbrGaps
     started_ns: int = -1
     sent_ns: list[int] = field(default_factory=list)
-    """When each message was taken, by its sequence."""
+    """When each message was accepted, by its sequence number."""
     delivered: dict[Message, tuple[int, int]] = field(default_factory=dict)
     """In the order of delivery: the slot, and when."""
     views: list[tuple[int, ViewChange]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     joins_sent: int = 0
     frames: dict[tuple[int, int, int, int], Frame] = field(default_factory=dict)
-    """Data frames that arrived, by sender, life, slot and number in the slot."""
+    """Data frames that arrived, by sender, incarnation, slot and number in the slot."""
     left: LeaveComplete | None = None
     crashed: bool = False
 
@@ -69,15 +69,15 @@ class MemberRecord:
         return self.views[0][1].view.first_slot if self.views else None
 
     def removed(self) -> list[tuple[int, int]]:
-        """(slot, member): who went out of the list, and with which slot."""
+        """(slot, member) of each member that left the view, and the slot of that change."""
         return [(change.view.first_slot, gone) for _, change in self.views for gone in change.left]
 
     def added(self, member: int) -> list[int]:
-        """The slots at which a member came into the list."""
+        """The slots in which a member joined the view."""
         return [change.view.first_slot for _, change in self.views if member in change.joined]
 
     def received(self) -> set[Message]:
-        """The messages that arrived whole."""
+        """The messages that arrived completely."""
         found: set[Message] = set()
         for (sender, life, slot, number), frame in self.frames.items():
             if frame.packed_messages is not None:
@@ -93,7 +93,7 @@ class MemberRecord:
 
 
 class RecordingStack(Stack):
-    """A stack whose edges are written down."""
+    """A stack that logs its inputs and outputs."""
 
     def __init__(self, policy: Policy, order: VbrGaps, record: MemberRecord, world: Callable[[], World]) -> None:
         skew = ClockCheck(policy)
@@ -213,7 +213,7 @@ class GapGroup:
         account = self.records[member, incarnation] = MemberRecord(member, incarnation, order)
         return RecordingStack(policy, order, account, lambda: self.world)
 
-    # -- what happens to members -----------------------------------------------------------------------------
+    # -- scheduling ------------------------------------------------------------------------------------------
 
     def slot_start_ns(self, member: int, slot: int) -> int:
         """The true instant at which a member's clock enters a slot, counted from the run's first."""
@@ -225,7 +225,7 @@ class GapGroup:
         return self.timing.slot_of(self.start_ns) + slot
 
     def send(self, at: int, member: int, *sizes: int) -> None:
-        """A member's application, in whatever life it is then, hands in messages."""
+        """Let a member's application, in its incarnation at that time, submit messages."""
         self.world.schedule(at, lambda now, _: self._node(member).submit(now, sizes), None)
 
     def crash(self, at: int, member: int) -> None:
@@ -239,7 +239,7 @@ class GapGroup:
 
     def restart(self, at: int, member: int) -> None:
         def restart(now: int, _: object) -> None:
-            if self.latest_record(member).started_ns >= 0:  # who has not come up yet does not come back
+            if self.latest_record(member).started_ns >= 0:  # a member that has not started yet cannot restart
                 self.world.restart(now, member, partial(self._build, member))
 
         self.world.schedule(at, restart, None)
@@ -257,17 +257,17 @@ class GapGroup:
         self.world.run(until)
         return self
 
-    # -- the account -----------------------------------------------------------------------------------------
+    # -- the log ---------------------------------------------------------------------------------------------
 
     def latest_record(self, member: int) -> MemberRecord:
-        """The latest life of a member."""
+        """The log of the latest incarnation of a member."""
         return self.records[member, max(life for m, life in self.records if m == member)]
 
     def violations(self) -> list[str]:
         return [f"{who}: {v.kind}: {v.text}" for who, account in self.records.items() for v in account.violations]
 
     def latencies(self) -> list[tuple[int, Message, int]]:
-        """(how long it took, which message, to whom) of every delivery."""
+        """(latency, message, receiver) of every delivery."""
         return [
             (at - self.records[message[:2]].sent_ns[message[2]], message, account.member)
             for account in self.records.values()
@@ -314,7 +314,7 @@ class GapGroup:
         return found
 
     def wrongly_removed(self) -> list[str]:
-        """Correct members that a correct member gave up although they were there: §6.2 promises that there is none."""
+        """Correct members that a correct member suspected although they were up: §6.2 promises that there is none."""
         return [
             f"member {account.member} took {gone} from its list at slot {slot}"
             for account in self.correct()
@@ -325,7 +325,7 @@ class GapGroup:
         ]
 
     def unordered(self) -> list[str]:
-        """Total order, by definition and without keys: every two logs have what they share in the same order."""
+        """Total order by its definition: every two logs have their common messages in the same order."""
         logs = [list(account.delivered) for account in self.records.values()]
         found = []
         for number, log in enumerate(logs):
@@ -337,7 +337,7 @@ class GapGroup:
         return found
 
     def verdicts(self) -> dict[str, Verdict]:
-        """What the project's checkers say."""
+        """The verdicts of the checkers."""
         timing = self.timing
         meta = RunMeta(
             run="paper",
@@ -354,7 +354,7 @@ class GapGroup:
         return check_all(self._memory.trace(meta), until_ns=self.world.now)
 
     def failed_checks(self, *, ignore: Sequence[str] = ()) -> dict[str, Verdict]:
-        """The verdicts that are not valid; a run in which nothing was sent has nothing to show."""
+        """The verdicts that are not valid; a run without messages has none."""
         if not any(account.sent_ns for account in self.records.values()):
             return {}
         return {n: v for n, v in self.verdicts().items() if v.status is not Status.VALID and n not in ignore}
@@ -372,7 +372,7 @@ def fixed(offsets_ns: Mapping[int, int]) -> dict[int, Clock]:
 
 @dataclass(frozen=True, slots=True)
 class ChurnPlan:
-    """What a random schedule was made of, for the message of a failing test."""
+    """The parameters of a random schedule, for the message of a failing test."""
 
     seed: int
     timing: Timing
@@ -424,7 +424,7 @@ def random_churn(
             end(at, member)
             happens.append(f"{end.__name__} {member} at {at - start}")
             if chance.random() < 0.7:
-                # At once, so that nobody has missed it yet, or a while later.
+                # At once, before any member has suspected it, or later.
                 at += chance.choice((0, 1, delta, chance.randint(0, span // 3)))
                 group.restart(at, member)
                 happens.append(f"restart {member} at {at - start}")
@@ -465,7 +465,7 @@ def _random_network(
         "corner links": lambda sender, receiver, *_: per_link[sender, receiver],
     }
     kind = chance.choice(tuple(adversaries))
-    # Loss is told by FIFO order (§7); without loss the headers' numbers order what the network confuses.
+    # FIFO order reveals losses (§7); without loss, the numbers in the headers restore the order.
     fifo = loss_burst > 0 or chance.random() < 0.8
     network = adversarial_network(members, adversaries[kind], delta, fifo=fifo)
     if loss_burst:

@@ -1,4 +1,4 @@
-"""A group in a hand-made world, random schedules for it, and an account of what happened.
+"""A group in a hand-made simulated world, random schedules for it, and a log of its events.
 
 The account is read off the recorded rows without unisono.check, so that a claim of the paper and the checker of
 that claim are two independent witnesses. Every random schedule is a function of its seed: `random_schedule(17)` is
@@ -34,12 +34,12 @@ PLENTY = 1e9
 """An average rate that never binds: bursts alone limit the sender."""
 
 MessageName = tuple[int, int]
-"""A message: its sender and its sequence there."""
+"""A message: its sender and its sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """When the application's message was taken, and in which slot of its sender's clock."""
+    """When the stack accepted a message, and in which slot of its sender's clock."""
 
     slot: int
     real_ns: int
@@ -112,21 +112,21 @@ class Group:
         return self.world.members[member].clock.true_at(reading)
 
     def send(self, at: int, member: int, *sizes: int) -> None:
-        """A member's application hands in messages."""
+        """Let a member's application submit messages."""
         self.last_ns = max(self.last_ns, at)
         self.world.send(at, member, sizes)
 
     def change_rate(self, at: int, member: int, rate: Rate) -> None:
-        """A member renegotiates."""
+        """Let a member change its rate."""
         self.world.change_rate(at, member, rate)
 
     def run(self, until: int | None = None) -> Group:
-        """Up to the bound after the last message was handed in, unless told."""
+        """Run, by default until the bound after the last message was submitted."""
         self.world.run(self.last_ns + self.bound_ns if until is None else until)
         return self
 
     def sent(self) -> dict[MessageName, Sent]:
-        """All messages that stacks took."""
+        """All accepted messages."""
         found: dict[MessageName, Sent] = {}
         for (member, _), runs in self._memory.packed_rows.items():
             for kind, _, _, first, count, _, slot, _, _, real, local, _ in runs:
@@ -138,7 +138,7 @@ class Group:
         return found
 
     def delivered(self) -> dict[int, list[Delivered]]:
-        """What each member delivered, in its order."""
+        """The deliveries of each member, in order."""
         found: dict[int, list[Delivered]] = {member: [] for member in self.members}
         for (member, _), runs in self._memory.packed_rows.items():
             for kind, sender, _, first, count, _, slot, _, _, real, _, _ in runs:
@@ -149,7 +149,7 @@ class Group:
         return found
 
     def latencies(self) -> list[tuple[int, MessageName, int]]:
-        """(how long it took, which message, to whom) of every delivery."""
+        """(latency, message, receiver) of every delivery."""
         sent = self.sent()
         return [
             (row.real_ns - sent[row.message].real_ns, row.message, member)
@@ -158,7 +158,7 @@ class Group:
         ]
 
     def violations(self) -> dict[int, list[str]]:
-        """What members complained of."""
+        """The violations that members reported."""
         return {m: [v.text for v in node.violations] for m, node in self.world.members.items() if node.violations}
 
     def trace(self) -> Trace:
@@ -180,7 +180,7 @@ class Group:
         )
 
     def verdicts(self) -> dict[str, Verdict]:
-        """What the project's checkers say."""
+        """The verdicts of the checkers."""
         return check_all(self.trace(), until_ns=self.world.now)
 
 
@@ -210,7 +210,7 @@ def figure_8(timing: Timing, members: int, *, orders: Mapping[int, type[Vbr]] | 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a random schedule was made of, for the message of a failing test."""
+    """The parameters of a random schedule, for the message of a failing test."""
 
     seed: int
     timing: Timing
@@ -307,5 +307,5 @@ def _random_network(chance: Random, timing: Timing, members: Sequence[int]) -> t
         "corner links": lambda sender, receiver, *_: per_link[sender, receiver],
     }
     kind = chance.choice(tuple(adversaries))
-    fifo = chance.random() < 0.8  # the headers' numbers order what a network without FIFO order confuses
+    fifo = chance.random() < 0.8  # without FIFO order, the numbers in the headers restore the order
     return f"{kind}{'' if fifo else ', not FIFO'}", adversarial_network(members, adversaries[kind], delta, fifo=fifo)

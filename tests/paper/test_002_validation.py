@@ -9,7 +9,7 @@ from unisono.experiments.experiment import Experiment, Row, result_rows, split_i
 from unisono.model.delays import ExponentialDelay
 from unisono.model.redundancy import Redundancy
 from unisono.qos.plan.rmcast_model import NetworkModel, expected_broadcasts
-from unisono.sim.random_delays import generator
+from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
 MS = 1_000_000

@@ -1,4 +1,4 @@
-"""One life of one member as a process of its own: it is told its configuration, and says line by line what it does."""
+"""One incarnation of one member as a process: it reads its configuration and prints one line per event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Process:
-    """One life of one member; each line that it prints is one JSON list."""
+    """One incarnation of one member; each line of its output is a JSON list."""
 
     def __init__(self, script: Path, member: int, incarnation: int, setup: dict[str, Any]) -> None:
         self.member, self.incarnation = member, incarnation
@@ -47,7 +47,7 @@ class Process:
         os.kill(self.popen.pid, number)
 
     def finish(self, patience_s: float) -> None:
-        """Close its input, which asks it to end in order, and wait for that."""
+        """Close its input, so that it leaves in order, and wait for its end."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
         self.popen.wait(patience_s)
@@ -55,7 +55,7 @@ class Process:
         self._reader.join()
 
     def end(self) -> None:
-        """At once, as a power failure would, if it has not finished."""
+        """Kill the process, as a power failure would, if it still runs."""
         if self.popen.poll() is None:
             self.popen.kill()
         self.popen.wait()

@@ -292,7 +292,7 @@ def test_nothing_heavy_is_loaded_while_the_group_runs(tmp_path: Path) -> None:
 import asyncio, sys
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.clock import new_incarnation
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.files import ParquetWriter
 
 async def main():

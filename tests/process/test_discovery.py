@@ -22,12 +22,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def beacon() -> str:
-    """A beacon of this test's own."""
+    """A beacon address for this test alone."""
     return f"239.255.77.76:{free_addresses((1,))[1][1]}"
 
 
 def has_multicast() -> bool:
-    """Whether a datagram to a multicast group on loopback comes back."""
+    """Whether multicast works on the loopback interface."""
     group, port = "239.255.77.75", free_addresses((1,))[1][1]
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hearing,
@@ -82,7 +82,7 @@ def line(process: subprocess.Popen[str]) -> Any:
 
 
 @multicast_only
-def test_processes_that_know_only_a_name_and_how_many_they_are_become_one_group() -> None:
+def test_processes_that_know_only_the_name_and_size_of_the_group_form_it() -> None:
     at = beacon()
     processes = [start(members=3, beacon=at) for _ in range(3)]
     try:
@@ -103,7 +103,7 @@ def test_processes_that_know_only_a_name_and_how_many_they_are_become_one_group(
 
 
 @multicast_only
-def test_one_that_restarts_learns_the_table_from_whoever_runs(tmp_path: Path) -> None:
+def test_a_restarted_member_learns_the_table_from_a_running_one(tmp_path: Path) -> None:
     at = beacon()
     processes = [start(members=3, beacon=at, failures=True) for _ in range(3)]
     try:
@@ -132,11 +132,11 @@ async def _late(at: str) -> None:
 
 
 @multicast_only
-def test_one_too_many_is_told_who_is_there() -> None:
+def test_a_process_too_many_gets_an_error_that_lists_the_members() -> None:
     asyncio.run(_late(beacon()))
 
 
-def test_alone_it_gives_up_and_says_what_it_knows() -> None:
+def test_a_lone_member_gives_up_with_an_explanation() -> None:
     async def alone() -> None:
         with pytest.raises(FormationTimeout, match="1 of 2 processes known"):
             await unisono.join("alone", members=2, beacon=beacon(), interface=LOOPBACK, timeout="600ms")
@@ -158,7 +158,7 @@ def test_a_reference_is_all_that_another_member_needs() -> None:
     asyncio.run(both())
 
 
-def test_a_name_with_several_addresses_is_a_group_and_each_finds_its_own() -> None:
+def test_members_behind_a_dns_name_find_their_own_addresses() -> None:
     port = free_addresses((1,))[1][1]
     answers = [["127.0.0.3", "127.0.0.1"], ["127.0.0.3", "127.0.0.1", "127.0.0.2"]]
 
@@ -183,7 +183,7 @@ def test_a_name_with_several_addresses_is_a_group_and_each_finds_its_own() -> No
     asyncio.run(all_three())
 
 
-def test_a_name_that_is_not_filled_in_is_waited_for() -> None:
+def test_a_member_waits_until_the_dns_name_has_all_addresses() -> None:
     async def resolve(name: str, at: int) -> list[str]:
         return ["127.0.0.1"]
 
@@ -206,7 +206,7 @@ def test_a_name_that_is_not_filled_in_is_waited_for() -> None:
         ({"members": 2, "beacon": "here"}, "beacon"),
     ],
 )
-def test_what_is_left_open_is_refused_at_once(arguments: dict[str, object], field: str) -> None:
+def test_missing_arguments_are_refused_at_once(arguments: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         unisono.join("g", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""Members of a real group that are cut off, killed and started later: the others go on, and whoever is back is back.
+"""Members of a real group that are partitioned, killed and started late: the others go on, and members can return.
 
 Δ is generous, so that a busy machine does not look like a failure; no latency is asserted.
 """
@@ -24,7 +24,7 @@ async def joined(member: int, peers: dict[int, tuple[str, int]]) -> unisono.Grou
 
 
 async def seen(groups: Sequence[unisono.Group], what: Callable[[], bool]) -> None:
-    """Consume what happens in all groups until it is so."""
+    """Consume the events of all groups until the condition holds."""
 
     async def consume(group: unisono.Group) -> None:
         async for event in group.batches():
@@ -41,8 +41,8 @@ async def seen(groups: Sequence[unisono.Group], what: Callable[[], bool]) -> Non
         await asyncio.gather(*consuming, return_exceptions=True)
 
 
-def test_a_partition_heals_and_both_sides_are_one_group_again() -> None:
-    """Paper 000 §6.6, over sockets: whoever was given up is still sent to, or no merge could begin."""
+def test_a_partition_heals_and_both_sides_become_one_group_again() -> None:
+    """Paper 000 §6.6, over sockets: members still send to suspected members, so that a merge can begin."""
 
     async def part() -> None:
         peers = free_addresses((1, 2, 3))
@@ -71,7 +71,7 @@ def test_a_partition_heals_and_both_sides_are_one_group_again() -> None:
     asyncio.run(part())
 
 
-def test_a_later_member_joins_a_group_that_runs() -> None:
+def test_a_late_member_joins_a_running_group() -> None:
     async def part() -> None:
         peers = free_addresses((1, 2, 3))
         groups = list(await asyncio.gather(*(joined(member, peers) for member in (1, 2))))
@@ -104,7 +104,7 @@ def test_the_demo_kills_a_member_and_lets_another_join(tmp_path: Path) -> None:
     }
 
 
-def test_when_the_demo_kills_the_leader_the_gap_that_this_costs_is_part_of_the_bound(tmp_path: Path) -> None:
+def test_when_the_demo_kills_the_leader_the_bound_includes_the_outage(tmp_path: Path) -> None:
     words = ["demo", "--json", "--seconds", "3", "--members", "3", "--kill", "1@1s", "--order", "leader"]
     words += ["--delta", "100ms", "--slot", "20ms", "--out", str(tmp_path)]
     command = [sys.executable, "-c", "from unisono.cli.main import run; run()", *words]
@@ -113,7 +113,7 @@ def test_when_the_demo_kills_the_leader_the_gap_that_this_costs_is_part_of_the_b
     result = json.loads(done.stdout)
     assert result["verdict"] == "valid", result["checks"]
     assert sorted(result["delivered"]) == ["2", "3"], "the leader has no last word"
-    # Δ on the way to the leader that dies, Θ+5Δ+7Γ in which nobody leads, as declared; and 2Δ to the next and from it.
+    # Δ to the crashing leader, the declared Θ+5Δ+7Γ without a leader, and 2Δ to and from the next leader.
     usual_ms = 2 * (result["delta_measured_ms"] + result["timer_lateness_ms"])
     assert result["declared_bound_ms"] == 100 + 20 + 500 + 7 * 5 + 200
     assert result["bound_ms"] >= result["declared_bound_ms"]

@@ -362,7 +362,7 @@ def test_leaving_twice_and_sending_after_leaving() -> None:
         one, two = await join_all(2)
         assert [*await asyncio.gather(one.leave(), one.leave())] == [True, True]
         assert await one.leave() is True
-        with pytest.raises(unisono.GroupClosed, match="has been left"):
+        with pytest.raises(unisono.GroupClosed, match="has left the group"):
             await one.send(b"x")
         with pytest.raises(unisono.GroupClosed):
             await one.send_many([b"x"])
@@ -541,7 +541,7 @@ def test_a_port_in_use_is_reported_at_once() -> None:
         peers = free_addresses((1,))
         link = unisono.Link()
         async with unisono.join("table", member=1, peers=peers):
-            with pytest.raises(unisono.MissingDependency, match="is taken"):
+            with pytest.raises(unisono.MissingDependency, match="is in use"):
                 await unisono.join("table", member=1, peers=peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s
 

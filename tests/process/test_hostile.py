@@ -29,7 +29,7 @@ def frame(**changes: Any) -> Frame:
 
 
 def malformed() -> dict[str, bytes]:
-    """One datagram for each reason for which one is refused."""
+    """One datagram per reason for refusal."""
     group = group_key(GROUP)
     good = encode(frame(), group)
     return {
@@ -47,7 +47,7 @@ def malformed() -> dict[str, bytes]:
     }
 
 
-def test_what_is_malformed_or_foreign_is_counted_and_the_group_goes_on() -> None:
+def test_malformed_and_foreign_datagrams_are_counted_and_the_group_goes_on() -> None:
     async def scene() -> None:
         peers = free_addresses((1, 2))
         rate = unisono.Rate(avg=5000, burst=16)
@@ -59,7 +59,7 @@ def test_what_is_malformed_or_foreign_is_counted_and_the_group_goes_on() -> None
             for _ in range(EACH):
                 for datagram in malformed().values():
                     enemy.sendto(datagram, peers[2])
-                # Noise begins with a byte that is no version, and so has a reason that is known beforehand.
+                # Noise begins with an unknown version, so the reason for its refusal is known.
                 enemy.sendto(b"\xff" + chance.randbytes(chance.randrange(100, 1400)), peers[2])
                 enemy.sendto(b"", peers[2])
                 await asyncio.sleep(0)
@@ -83,8 +83,8 @@ def test_what_is_malformed_or_foreign_is_counted_and_the_group_goes_on() -> None
     asyncio.run(in_time())
 
 
-def test_frames_of_an_earlier_life_and_of_old_slots_are_ignored() -> None:
-    """They are well formed and of the right group: the order, not the door, knows that they are not for now."""
+def test_frames_of_an_earlier_incarnation_and_of_old_slots_are_ignored() -> None:
+    """They are well formed and of the right group, so the order ignores them, not the door."""
 
     async def scene() -> None:
         peers = free_addresses((1, 2))

@@ -1,4 +1,4 @@
-"""`unisono member` as processes: a chat in one order, signals, taken ports, peers that vanish."""
+"""`unisono member` as processes: a chat in one order, signals, ports in use, killed peers."""
 
 import asyncio
 import json
@@ -36,13 +36,13 @@ class Member:
         self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
 
     async def until_running(self) -> None:
-        """The note that names the members comes when the group runs."""
+        """Wait for the notice that lists the members: the group runs."""
         assert self.process.stderr is not None
         while b"every delivery within" not in (line := await self.process.stderr.readline()):
             assert line, "the member ended before its group ran"
 
     async def read(self, count: int) -> list[str]:
-        """The next lines that it prints."""
+        """The next lines of its output."""
         assert self.process.stdout is not None
         for _ in range(count):
             line = await self.process.stdout.readline()
@@ -51,7 +51,7 @@ class Member:
         return self.lines[-count:]
 
     async def end(self) -> tuple[int, list[str], str]:
-        """Close its input and wait: exit status, all that it printed, what it said on standard error."""
+        """Close its input and wait; return the exit status, the output and the standard error."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         out, err = await self.process.communicate()
@@ -191,7 +191,7 @@ def test_a_signal_while_waiting_for_the_others() -> None:
     scene(part)
 
 
-def test_a_taken_port_is_status_3_with_advice() -> None:
+def test_a_port_in_use_is_status_3_with_advice() -> None:
     async def part(started: list[Member]) -> None:
         peers = free_addresses((1,))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
@@ -199,7 +199,7 @@ def test_a_taken_port_is_status_3_with_advice() -> None:
             started.append(await Member.start(1, peers))
             status, lines, err = await started[0].end()
         assert (status, lines) == (3, [])
-        assert f"UDP port {peers[1][1]} of 127.0.0.1 is taken" in err
+        assert f"UDP port {peers[1][1]} of 127.0.0.1 is in use" in err
         assert "another port" in err
         assert "Traceback" not in err
 
@@ -233,7 +233,7 @@ def test_a_peer_that_is_killed_is_reported_and_leaving_does_not_hang() -> None:
     scene(part)
 
 
-def test_a_reader_that_goes_away_ends_the_member_quietly() -> None:
+def test_a_closed_pipe_ends_the_member_quietly() -> None:
     async def part(started: list[Member]) -> None:
         started.append(await Member.start(1, free_addresses((1,))))
         await started[0].until_running()

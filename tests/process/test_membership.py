@@ -20,7 +20,7 @@ from tests.process.member_process import Process
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.clock import new_incarnation
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.recorder import Extras, MemoryTrace
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 

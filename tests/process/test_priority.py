@@ -76,14 +76,14 @@ def test_a_newcomer_receives_the_application_state() -> None:
 
 
 def test_orders_without_state_transfer_refuse_a_state() -> None:
-    with pytest.raises(unisono.InvalidOption, match="brings nobody up to date"):
+    with pytest.raises(unisono.InvalidOption, match="transfers no state to joining members"):
         unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"deadline": "10s"}, "deadline: no deadline can be promised"),
+        ({"deadline": "10s"}, "deadline: the priority order cannot promise a deadline"),
         ({"state": object()}, "state: give_state"),
         ({"recorder": Recorder("run", "g", 1, list[object]().append)}, "recorder: .* rejoin=False"),
     ],

@@ -1,4 +1,4 @@
-"""Replicated state on real sockets: members that die in the middle of a burst, and one that comes later."""
+"""Replicated state on real sockets: a member that crashes during a burst, and one that joins late."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def play(part: Coroutine[None, None, None]) -> None:
 
 
 async def until_all_have(states: Sequence[Replicated], keys: Sequence[bytes]) -> None:
-    """Every one of these states has these objects, for good, and nothing is open."""
+    """Wait until all these states have these objects as final and no command is pending."""
     for state in states:
         while state.replica.pending or any(state.conservative(key) is None for key in keys):
             await state.wait_for_change()
@@ -53,7 +53,7 @@ def contents(state: Replicated) -> dict[object, object]:
     return {key: state.conservative(key) for key in state.replica.objects()}
 
 
-def test_one_of_four_dies_in_a_burst_and_the_other_states_are_equal() -> None:
+def test_one_of_four_crashes_in_a_burst_and_the_other_states_are_equal() -> None:
     async def scene() -> None:
         members = (1, 2, 3, 4)
         peers = free_addresses(members)
@@ -69,7 +69,7 @@ def test_one_of_four_dies_in_a_burst_and_the_other_states_are_equal() -> None:
             bursts = [asyncio.create_task(burst(state, me)) for me, state in zip(members, states, strict=True)]
             while states[0].optimistic(b"shared") is None:
                 await states[0].wait_for_change()
-            groups[1]._close()  # as if it were killed: nothing is said to anybody
+            groups[1]._close()  # as if it were killed: no peer is notified
             with pytest.raises(GroupClosed):
                 await bursts[1]
             survivors = [states[0], states[2], states[3]]
@@ -84,7 +84,7 @@ def test_one_of_four_dies_in_a_burst_and_the_other_states_are_equal() -> None:
     play(scene())
 
 
-def test_who_comes_later_gets_the_state_and_goes_on_from_it() -> None:
+def test_a_late_member_gets_the_state_and_continues_from_it() -> None:
     async def scene() -> None:
         members = (1, 2, 3)
         peers = free_addresses(members)
@@ -110,7 +110,7 @@ def test_who_comes_later_gets_the_state_and_goes_on_from_it() -> None:
 
 
 @pytest.mark.parametrize("order", ["vbr", "consensus"])
-def test_over_one_grade_there_is_no_optimism(order: str) -> None:
+def test_with_one_grade_commands_run_only_once(order: str) -> None:
     async def scene() -> None:
         peers = free_addresses((1, 2))
         groups = await asyncio.gather(*(joining(m, peers, order=order, grades="early", failures=False) for m in (1, 2)))

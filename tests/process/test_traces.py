@@ -11,7 +11,7 @@ import unisono
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.clock import new_incarnation
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.files import ParquetWriter, find_group, read_part, read_trace, stamp, write_part
 from unisono.trace.schema import EventKind, RunMeta, write_meta
 from unisono.trace.table import Trace

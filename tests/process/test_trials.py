@@ -17,8 +17,8 @@ from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, MemberSchedule, free_addresses
 from unisono.errors import MissingDependency
 from unisono.model.text.scenario import parse_scenario
-from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import EventKind, RunMeta
 
@@ -267,7 +267,7 @@ def test_joining_twice_from_one_process_is_refused_and_does_not_disturb_the_firs
         table = Table((1, 2))
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
         link = unisono.Link("1Gbit/s")
-        with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is taken"):
+        with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is in use"):
             await unisono.join("table", member=1, peers=table.peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s, "what it would have had is free"
         await table.talk(groups)

@@ -1,4 +1,4 @@
-"""Same seed, same run, byte for byte; another seed, another run."""
+"""The same seed gives the same run, byte for byte; another seed gives another run."""
 
 import subprocess
 import sys

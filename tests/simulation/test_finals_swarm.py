@@ -24,7 +24,7 @@ from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Scenario
 from unisono.sim.run import run
 from unisono.sim.swarm.final import cbr_finals, finals
-from unisono.sim.swarm.final_at_rest import FinalOrderQuiescent
+from unisono.sim.swarm.quiescence import FinalOrderQuiescent
 
 SEEDS, SLOW_SEEDS = range(4), range(1000, 3000)
 FULL_EVERY = 100

@@ -1,4 +1,4 @@
-"""One rule of each order broken at one member, and the swarm sees it: a swarm that is never alarmed proves nothing.
+"""One rule of each order is broken at one member, and the swarm must find it: otherwise a passing swarm proves nothing.
 
 The bug is put into the order's own class and acts at one member only (at all of them where others would make up for it,
 and for forward error correction, whose layer does not know where it is). It has to be seen in one of the first seeds,
@@ -32,14 +32,14 @@ from unisono.wire.frame import END_OF_SLOT
 
 FOREVER_NS = 60 * NS_PER_S
 TRIED = 40
-"""So many scenarios of the order's kind; the first that shows the bug is enough."""
+"""At most this many scenarios of the order are run; the first that shows the bug is enough."""
 
 Rule = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A rule of an order, by its method, and how it is broken: `broken` gets the right rule as its first argument."""
+    """A bug in one method of an order: `broken` replaces the method and gets the original as its first argument."""
 
     kind: str
     where: type
@@ -47,9 +47,9 @@ class Planted:
     broken: Rule
     seen_by: str
     leads: bool = False
-    """At the first member, which leads, and not at the last."""
+    """At the first member, which leads, instead of the last."""
     everywhere: bool = False
-    """At all members: what only one member does wrong another may make up for."""
+    """At all members, because a correct member may repair the mistake of another."""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.broken.__name__}"
@@ -61,7 +61,7 @@ def scenarios(kind: str) -> list[Scenario]:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, bug: Planted, member: int) -> None:
-    """At this member only, where the object knows whose it is."""
+    """At this member only, if the object knows its member."""
     right = getattr(bug.where, bug.method)
 
     def rule(self: Any, *given: Any, **named: Any) -> Any:
@@ -78,21 +78,21 @@ def plant(monkeypatch: pytest.MonkeyPatch, bug: Planted, member: int) -> None:
 
 
 def skips_the_tie_break(right: Rule, self: Cbr, now: int) -> None:
-    """Of turns due at the same instant the higher member's comes first."""
+    """Of turns due at the same instant, that of the higher member comes first."""
     right(self, now)
     turns = [(Fraction(self.porder[:at].count(m), self.rate[m]), -m, m) for at, m in enumerate(self.porder)]
     self.porder = tuple(m for _, _, m in sorted(turns))
 
 
 def takes_everybody_by_turns(right: Rule, self: Cbr, now: int) -> None:
-    """One message of each, whatever their rates: what §4.1 says does not work."""
+    """One message of each member, regardless of its rate, which according to §4.1 does not work."""
     right(self, now)
     turns = [(self.porder[:at].count(m), m) for at, m in enumerate(self.porder)]
     self.porder = tuple(m for _, m in sorted(turns))
 
 
 def forgets_the_dummy(right: Rule, self: Cbr, now: int) -> None:
-    """Says nothing in a turn for which nothing is queued."""
+    """Sends nothing in a turn without queued messages."""
     dummy, before = self._squeue is None, len(self.down)
     right(self, now)
     if dummy:
@@ -114,7 +114,7 @@ def serves_the_last_member_first(right: Rule, self: Vbr, now: int) -> None:
 
 
 def does_not_wait_for_the_mark(right: Rule, self: Vbr, now: int, sender: int) -> bool:
-    """When the slot is over it goes on with what has come: the rest is never delivered, or out of turn."""
+    """Delivers at the end of the slot without waiting: late messages are lost or delivered out of order."""
     return now >= self.grid.end_of(self._deliver_slot)
 
 
@@ -126,14 +126,14 @@ def forgets_the_mark_of_an_empty_slot(right: Rule, self: Vbr, *given: Any) -> No
 
 
 def sends_in_the_next_slot(right: Rule, self: Vbr, *given: Any) -> None:
-    """Everything is said to be of the slot after the one in which it was submitted."""
+    """Every message belongs to the slot after the one in which it was submitted."""
     self._send_slot += 1
     right(self, *given)
     self._send_slot -= 1
 
 
 def forgets_a_batch(right: Rule, self: Vbr, sender: int, frames: Any) -> None:
-    """Of each fifth slot what the first member sent."""
+    """Leaves out the messages of the first member in every fifth slot."""
     before, index, count = len(self.events), self._index, self._count
     right(self, sender, frames)
     if self._deliver_slot % 5 == 0 and sender == self.view.members[0]:
@@ -145,7 +145,7 @@ def forgets_a_batch(right: Rule, self: Vbr, sender: int, frames: Any) -> None:
 
 
 def forgets_the_time_out(right: Rule, self: VbrGaps) -> int:
-    """Waits for who has crashed as if nobody could."""
+    """Waits for crashed members for ever."""
     return int(right(self)) + FOREVER_NS
 
 
@@ -159,7 +159,7 @@ def gives_up_early(right: Rule, self: VbrGaps) -> int:
 
 
 def counts_what_it_delivered(right: Rule, self: VbrGaps, sender: int, frames: Any) -> None:
-    """A message's place is its number among those that came: a gap moves what is behind it."""
+    """Numbers only the messages that arrived, so a gap shifts the numbers of all later messages."""
     self.gap_stable_places = False
     right(self, sender, frames)
 
@@ -186,22 +186,22 @@ def collects_before_it_delivers(right: Rule, self: LeaderBroadcast, now: int) ->
 
 
 def holds_on_too_long(right: Rule, self: LeaderBroadcast, *given: Any) -> None:
-    """Much more than p over each message, when it leads."""
+    """As leader, needs much more than p per message."""
     self._leader_hold_ns = self._policy.processing_ns + 4 * self._timing.theta_ns + 40 * NS_PER_MS
     right(self, *given)
 
 
 def does_not_send_again(right: Rule, self: LeaderBroadcast, now: int) -> None:
-    """What was lost with the leader stays lost."""
+    """Messages lost with the leader are not sent again."""
 
 
 def never_suspects(right: Rule, self: LeaderElection) -> int:
-    """Whoever should stand for the next reign waits for the dead leader instead."""
+    """The next candidate waits for the crashed leader instead."""
     return int(right(self)) + FOREVER_NS
 
 
 def forgets_the_release(right: Rule, self: TimestampLeader, now: int) -> bool:
-    """Stamps that were not used are not given back."""
+    """Unused timestamps are not returned."""
     opened = bool(right(self, now))
     if self._request_closes_at is not None:
         self._request_closes_at += FOREVER_NS
@@ -209,7 +209,7 @@ def forgets_the_release(right: Rule, self: TimestampLeader, now: int) -> bool:
 
 
 def releases_late(right: Rule, self: TimestampLeader, now: int) -> bool:
-    """After as long as a message may take, twice over."""
+    """After twice the longest time that a message may take."""
     opened = bool(right(self, now))
     if self._request_closes_at is not None:
         self._request_closes_at += 2 * self.bound_ns()
@@ -225,7 +225,7 @@ def does_not_wait_for_a_grants_frames(right: Rule, self: TimestampLeader, grant:
 
 
 def does_not_reconstruct(right: Rule, self: Fec, share: Any, shares: Any) -> None:
-    """What was lost stays lost."""
+    """Lost datagrams are not recovered."""
 
 
 def sends_no_redundancy(right: Rule, self: Fec, now: int, count: int, flags: int) -> None:
@@ -235,7 +235,7 @@ def sends_no_redundancy(right: Rule, self: Fec, now: int, count: int, flags: int
 
 
 def loses_the_end_bit(right: Rule, self: Fec, now: int, count: int, flags: int) -> None:
-    """The last block of a slot does not carry its mark."""
+    """The last block of a slot lacks the end-of-slot mark."""
     if flags & END_OF_SLOT:
         self._waiting[:] = self._waiting[:-1] or self._waiting
         count = len(self._waiting)
@@ -273,7 +273,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=str)
-def test_a_broken_rule_is_seen_with_a_witness(bug: Planted) -> None:
+def test_a_broken_rule_is_found_with_a_witness(bug: Planted) -> None:
     for scenario in scenarios(bug.kind):
         with pytest.MonkeyPatch.context() as monkeypatch:
             plant(monkeypatch, bug, scenario.members[0 if bug.leads else -1])
@@ -290,8 +290,8 @@ def test_a_broken_rule_is_seen_with_a_witness(bug: Planted) -> None:
     pytest.fail(f"none of {TRIED} runs shows it: {bug}")
 
 
-def test_who_gives_others_up_early_is_seen_though_it_says_so() -> None:
-    """Such gaps are explained, since the rows cannot tell: that they are of senders that live, the swarm can."""
+def test_a_member_that_suspects_others_too_early_is_found() -> None:
+    """The trace explains such gaps; only the swarm knows that the suspected senders are up."""
     bug = Planted("vbr with failures", VbrGaps, "_late_at", gives_up_early, "")
     found: list[str] = []
     for scenario in scenarios(bug.kind):

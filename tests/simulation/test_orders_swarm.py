@@ -1,4 +1,4 @@
-"""One swarm for all orders: short random scenarios, each judged by every checker that its promises call for.
+"""One swarm for all orders: short random scenarios, each checked against all promises of its order.
 
 Within an order's assumptions everything has to hold: one order, integrity, FIFO, no gap or no unexplained one, and the
 bound of its theorem as errata correct it. A failure prints the command that replays it; a range of seeds runs by
@@ -26,11 +26,11 @@ from unisono.stack import Stack
 SEEDS, SLOW_SEEDS = range(300), range(1000, 21_000)
 CHUNK, SLOW_CHUNK = 30, 500
 OF_A_SUCCESSION = {"leader_lost", "late", "no_majority"}
-"""What members may complain of when a leader dies or leaves: they say so, and order goes on."""
+"""Violations that members may report when a leader crashes or leaves; the order holds nevertheless."""
 
 
 def judged(scenario: Scenario) -> tuple[World, dict[str, Verdict]]:
-    """One run, and what the checkers say of it."""
+    """One run and the verdicts of the checkers."""
     world, memory, bound_ns, reliable = build_world(scenario, scenario.seed, compare_payloads=True)
     until_ns = world.send_until_ns + bound_ns
     world.run(until_ns)
@@ -39,7 +39,7 @@ def judged(scenario: Scenario) -> tuple[World, dict[str, Verdict]]:
 
 
 def problems(scenario: Scenario) -> list[str]:
-    """What is wrong with one run."""
+    """The problems of one run; empty if there are none."""
     world, verdicts = judged(scenario)
     stood_still = happened(scenario, Pause)
     found = [
@@ -75,7 +75,7 @@ def leaders_change(scenario: Scenario) -> bool:
 
 
 def not_whole(world: World) -> list[str]:
-    """Members that, after the trouble, do not have exactly those in their lists that are up."""
+    """Members whose view, after the faults, differs from the set of members that are up."""
     up = tuple(sorted(member for member, node in world.members.items() if node.up))
     found = []
     for member in up:
@@ -109,19 +109,19 @@ def test_every_promise_of_every_order_is_kept(seeds: range) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        1065,  # a member left and another was given up in one slot: two changes of the list, none known to be last
+        1065,  # a member left and another was suspected in one slot: two view changes, neither known to be the last
         2763,  # the same, with a partition
-        1288,  # a leader died, and the next one left before it had led: the one's cost comes to the other's
-        2645,  # the same with stamps, and with a second death
-        12371,  # a leader left; who had promised its vote to the next one stood itself before that one could have begun
+        1288,  # a leader crashed, and the next one left before it led: the two delays add up
+        2645,  # the same with timestamps, and with a second crash
+        12371,  # a leader left; a member that had voted for the next one became a candidate before that one could begin
     ],
 )
-def test_what_went_wrong_once(seed: int) -> None:
+def test_seeds_that_failed_once(seed: int) -> None:
     assert_holds(range(seed, seed + 1))
 
 
-def test_the_swarm_is_not_tame() -> None:
-    """Each kind of order meets each kind of trouble that it allows for."""
+def test_the_swarm_has_every_kind_of_fault() -> None:
+    """Each order meets each kind of fault that it tolerates."""
     happen: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for seed in range(600):
         scenario = any_order(seed)
@@ -147,7 +147,7 @@ def test_in_20000_runs_there_is_no_violation(seeds: range) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Run ranges of seeds A..B, both included, with progress; say what is wrong with each that is wrong."""
+    """Run ranges of seeds A..B, both included; print progress and the problems of each failing seed."""
     wrong = 0
     for word in words:
         first, _, last = word.partition("..")

@@ -25,7 +25,7 @@ from unisono.orders.multigroup import order as quasi_genuine
 from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.sim.swarm.multigroup import groups_scenario
-from unisono.sim.swarm.multigroup_at_rest import MultigroupQuiescent
+from unisono.sim.swarm.quiescence import MultigroupQuiescent
 
 CHUNK, SLOW_CHUNK = 12, 500
 FULL_EVERY = 100

@@ -30,7 +30,7 @@ def replay(seed: int) -> str:
 
 
 def problems(seed: int) -> list[str]:
-    """What is wrong with one run."""
+    """The problems of one run; empty if there are none."""
     scenario = churning(seed)
     world, memory, bound_ns, reliable = build_world(scenario, seed, compare_payloads=True)
     world.run(world.send_until_ns + bound_ns)
@@ -60,7 +60,7 @@ def problems(seed: int) -> list[str]:
 
 
 def not_whole(scenario: Scenario, world: World) -> list[str]:
-    """Members that, after the trouble, do not have exactly those in their lists that are up."""
+    """Members whose view, after the faults, differs from the set of members that are up."""
     up = tuple(sorted(member for member, node in world.members.items() if node.up))
     found = []
     for member in up:
@@ -94,8 +94,8 @@ def test_in_20000_runs_there_is_no_violation(seeds: range) -> None:
     assert_holds(seeds)
 
 
-def test_the_swarm_is_not_tame() -> None:
-    """Each kind of trouble occurs, alone and with others."""
+def test_the_swarm_has_every_kind_of_fault() -> None:
+    """Each kind of fault occurs, alone and with others."""
     scenarios = [churning(seed) for seed in range(100)]
     happened = [
         {type(part).__name__ for part in (*scenario.faults, *scenario.steps)} | {f"x={scenario.loss_burst}"}

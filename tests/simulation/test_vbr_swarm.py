@@ -34,7 +34,7 @@ def assert_all_hold(seed: int) -> None:
 def assert_safe(seed: int) -> None:
     result = run(stormy(seed), compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
-    # A group that never formed has delivered nothing: that is unknown, and safe.
+    # A group that never formed delivers nothing: the verdict is unknown, which is safe.
     broken = {name: verdicts[name] for name in SAFETY if verdicts[name].status is Status.VIOLATED}
     assert not broken, f"{broken}\n{replay('stormy', seed)}"
 
@@ -54,7 +54,7 @@ def test_within_the_assumptions_every_guarantee_holds(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("seeds", chunks(STORMY_SEEDS), ids=str)
-def test_beyond_the_assumptions_what_is_delivered_is_one_order(seeds: range) -> None:
+def test_beyond_the_assumptions_deliveries_are_still_in_one_order(seeds: range) -> None:
     for seed in seeds:
         assert_safe(seed)
 
@@ -68,8 +68,8 @@ def leaving_early(seed: int) -> Scenario:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_leaving_while_the_group_forms_strands_nobody(seed: int) -> None:
-    """Either the group waits for the member and nothing is sent, or it forms with the member and sees it leave."""
+def test_leaving_while_the_group_forms_blocks_no_member_silently(seed: int) -> None:
+    """Either the group waits for the member and no message is sent, or it forms and the member leaves it."""
     result = run(leaving_early(seed), compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     broken = {name: verdict for name, verdict in verdicts.items() if verdict.status is Status.VIOLATED}
@@ -90,6 +90,6 @@ if __name__ == "__main__":
     checks = {
         "calm": assert_all_hold,
         "stormy": assert_safe,
-        "leaving": test_leaving_while_the_group_forms_strands_nobody,
+        "leaving": test_leaving_while_the_group_forms_blocks_no_member_silently,
     }
     checks[sys.argv[1]](int(sys.argv[2]))

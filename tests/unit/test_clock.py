@@ -1,11 +1,11 @@
-"""The local clock under a fake time source: monotone, without jumps, and back at the system's clock in the end."""
+"""The local clock with a fake time source: monotone, without jumps, and at last equal to the system's clock."""
 
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.runtime.clock import SLEW_PPM, STEP_THRESHOLD_NS, WallClock
+from unisono.runtime.timers import SLEW_PPM, STEP_THRESHOLD_NS, WallClock
 
 SECOND = 1_000_000_000
 EPOCH = 1_700_000_000 * SECOND
@@ -31,7 +31,7 @@ class Times:
         return WallClock(monotonic=self.monotonic, system=self.system, step_threshold_ns=step_ns)
 
 
-def test_it_starts_at_the_system_clock() -> None:
+def test_the_clock_starts_at_the_system_clock() -> None:
     times = Times()
     clock = times.clock()
     assert clock.now() == times.system()
@@ -39,13 +39,13 @@ def test_it_starts_at_the_system_clock() -> None:
     assert clock.now() == times.system()
 
 
-def test_the_narrowest_bracket_counts() -> None:
+def test_the_fastest_read_counts() -> None:
     times = Times()
     interruptions = iter([9_000_000, 7_000, 200, 8_000_000])
 
     def system() -> int:
         now = times.mono + times.ahead
-        times.mono += next(interruptions, 5_000)  # the processor is taken away after the read
+        times.mono += next(interruptions, 5_000)  # the process is interrupted after the read
         return now
 
     clock = WallClock(monotonic=times.monotonic, system=system)
@@ -58,7 +58,7 @@ def test_a_system_clock_set_back_slews_without_a_jump() -> None:
     clock = times.clock()
     times.ahead -= 1_000_000
     before = clock.now()
-    assert clock.slew_toward_system() == 0  # a millisecond is no step
+    assert clock.slew_toward_system() == 0  # a millisecond is not a step
     assert clock.behind_ns == -1_000_000
     assert clock.now() == before
     times.mono += SECOND
@@ -69,7 +69,7 @@ def test_a_system_clock_set_back_slews_without_a_jump() -> None:
     assert clock.now() == times.system()
 
 
-def test_a_step_is_reported_until_it_is_made_good() -> None:
+def test_a_step_is_reported_until_the_clocks_agree_again() -> None:
     times = Times()
     clock = times.clock(step_ns=10_000_000)
     times.ahead += 12_000_000
@@ -85,7 +85,7 @@ def test_a_step_is_reported_until_it_is_made_good() -> None:
     assert clock.now() == times.system()
 
 
-def test_what_may_be_a_reading_error_is_not_followed() -> None:
+def test_a_difference_within_the_reading_error_is_ignored() -> None:
     times = Times(cost=40)
     clock = times.clock()
     times.ahead += 60
@@ -98,12 +98,12 @@ def test_what_may_be_a_reading_error_is_not_followed() -> None:
 moves = st.tuples(
     st.integers(0, 3 * SECOND),  # time that passes
     st.one_of(st.just(0), st.integers(-SECOND, SECOND)),  # by how much the system's clock is set
-    st.booleans(),  # whether follow is called
+    st.booleans(),  # whether slew_toward_system is called
 )
 
 
 @given(st.lists(moves, max_size=40), st.integers(0, 50))
-def test_monotone_and_within_the_slew_rate_whatever_happens(script: list[tuple[int, int, bool]], cost: int) -> None:
+def test_the_clock_is_always_monotone_and_within_the_slew_rate(script: list[tuple[int, int, bool]], cost: int) -> None:
     times = Times(cost=cost)
     clock = times.clock()
     last, last_mono = clock.now(), times.mono

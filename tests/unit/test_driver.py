@@ -1,4 +1,4 @@
-"""The driver's own duties: a defect ends the group loudly, queues are bounded, the clock is followed."""
+"""The driver's own duties: a defect ends the group with an error, queues are bounded, the clock follows the system."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,8 +43,8 @@ BREAKS: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_defect_ends_the_group_and_everyone_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Senders, iterations and whoever leaves: nobody is left waiting, and the cause is kept."""
+def test_a_defect_ends_the_group_and_every_waiting_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting calls of `send`, iterations and `leave` all end, and the error keeps its cause."""
 
     async def part(group: unisono.Group) -> None:
         waiting = asyncio.create_task(group.send_many([b"x"] * 1000))
@@ -81,7 +81,7 @@ def test_a_datagram_that_breaks_the_stack_ends_the_group(monkeypatch: pytest.Mon
     scene(part)
 
 
-def test_a_recorder_that_fails_ends_the_group_loudly() -> None:
+def test_a_failing_recorder_ends_the_group_with_an_error() -> None:
     class Failing:
         delivered = sent = event = staticmethod(planted)
 
@@ -92,8 +92,8 @@ def test_a_recorder_that_fails_ends_the_group_loudly() -> None:
     asyncio.run(part())
 
 
-def test_a_long_submission_is_not_measured_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is offered at once does not grow with what waits: else each slot would cost more than it carries."""
+def test_a_long_submission_is_offered_in_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of messages per call of the stack does not grow with the number of waiting messages."""
     offered: list[int] = []
 
     async def part(group: unisono.Group) -> None:
@@ -108,7 +108,7 @@ def test_a_long_submission_is_not_measured_again_and_again(monkeypatch: pytest.M
         while group.stats().sent < 50:
             await asyncio.sleep(0.001)
         assert await group.leave()
-        with pytest.raises(unisono.GroupClosed, match="left before this was sent"):
+        with pytest.raises(unisono.GroupClosed, match="left the group before these messages were sent"):
             await waiting
 
     scene(part, rate=unisono.Rate(avg=5000, burst=8))
@@ -116,8 +116,8 @@ def test_a_long_submission_is_not_measured_again_and_again(monkeypatch: pytest.M
     assert max(offered) <= driver_module._MIN_SUBMIT_MESSAGES
 
 
-def test_reports_count_in_the_queue_too() -> None:
-    """Every queue is bounded: an application that does not look is not told of lateness without end."""
+def test_violations_count_in_the_queue() -> None:
+    """Violations count in the bounded queue, so an application that does not iterate cannot fill the memory."""
 
     async def part(group: unisono.Group) -> None:
         for number in range(10):
@@ -136,7 +136,7 @@ def test_reports_count_in_the_queue_too() -> None:
     scene(part, queue_messages=5)
 
 
-def test_a_clock_that_was_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_was_set_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def part(group: unisono.Group) -> None:
         driver = group._driver
         monkeypatch.setattr(driver.clock, "slew_toward_system", lambda: -3_600_000_000_000)
@@ -152,7 +152,7 @@ def test_a_clock_that_was_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     scene(part)
 
 
-def test_the_clock_is_followed_while_the_group_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_follows_the_system_while_the_group_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     followed = asyncio.Event()
 
     async def part(group: unisono.Group) -> None:
@@ -163,8 +163,8 @@ def test_the_clock_is_followed_while_the_group_runs(monkeypatch: pytest.MonkeyPa
     scene(part)
 
 
-def test_nothing_is_said_before_what_it_rests_on_is_stored(tmp_path: Path) -> None:
-    """Votes and promises: no datagram goes out while the stack still has something that is to be durable first."""
+def test_no_datagram_leaves_before_its_records_are_durable(tmp_path: Path) -> None:
+    """Votes and promises: no datagram leaves before the records that it depends on are durable."""
 
     async def play() -> None:
         peers, early, saved = free_addresses((1, 2)), list[int](), list[int]()

@@ -1,4 +1,4 @@
-"""What `join` refuses before there is a socket: each refusal names the field and what could be had instead."""
+"""Options that `join` refuses before it opens a socket: each error names the field and a possible value."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ def slot_ns(joining: PendingJoin) -> int:
     return joining._setup.timing.theta_ns
 
 
-def test_joining_holds_nothing_until_it_is_entered() -> None:
+def test_join_opens_nothing_before_it_is_awaited() -> None:
     link = unisono.Link("100Mbit/s")
     join(link=link)
     assert link.free_bytes_per_s == link.capacity_bytes_per_s
@@ -39,7 +39,7 @@ def test_a_deadline_chooses_the_longest_slot_that_keeps_it() -> None:
     assert slot_ns(join(deadline=22_500_000, delta="20ms", gamma="2ms")) == 500_000
 
 
-def test_a_deadline_that_cannot_be_kept_says_what_could_be_offered() -> None:
+def test_the_error_for_an_impossible_deadline_states_the_best_bound() -> None:
     with pytest.raises(unisono.Infeasible, match=r"Δ\+Γ\+Θ = 20ms \+ 2ms \+ 500us; the best offer is 22\.5 ms") as no:
         join(deadline="22ms", delta="20ms", gamma="2ms")
     assert (no.value.asked_ns, no.value.offered_ns) == (22_000_000, 22_500_000)
@@ -48,7 +48,7 @@ def test_a_deadline_that_cannot_be_kept_says_what_could_be_offered() -> None:
         join(deadline="30ms", slot="10ms", delta="20ms", gamma="2ms")
 
 
-def test_a_rate_that_the_link_has_no_room_for_says_what_is_free() -> None:
+def test_the_error_for_a_rate_above_the_link_states_the_free_capacity() -> None:
     link = unisono.Link("10Mbit/s")
     with pytest.raises(unisono.ReservationRefused, match="1,250,000 B/s free") as no:
         join(link=link, rate=unisono.Rate(avg=50, burst=8), max_message=4096)
@@ -93,19 +93,19 @@ def test_multicast_leaves_in_one_copy() -> None:
         ({"rate": unisono.Rate(avg=1, burst=1, burst_bytes=10)}, "rate.burst_bytes"),
     ],
 )
-def test_bad_policies_name_their_field(options: dict[str, Any], field: str) -> None:
+def test_the_error_for_a_bad_option_names_its_field(options: dict[str, Any], field: str) -> None:
     with pytest.raises(unisono.InvalidOption) as no:
         join(**options)
     assert no.value.field == field
     assert str(no.value).startswith(f"{field}: ")
 
 
-def test_bracketed_addresses_are_taken_apart() -> None:
+def test_bracketed_addresses_are_parsed() -> None:
     assert join(peers={1: "[::1]:9001"})._setup.addresses == {1: ("::1", 9001)}
 
 
 @pytest.mark.parametrize("rate", [(0, 1), (float("nan"), 1), (50, 0), (float("inf"), 1)])
-def test_rates_without_sense_are_refused(rate: tuple[float, int]) -> None:
+def test_impossible_rates_are_refused(rate: tuple[float, int]) -> None:
     with pytest.raises(unisono.InvalidOption, match=r"^rate\."):
         unisono.Rate(*rate)
 
@@ -114,7 +114,7 @@ def test_rates_without_sense_are_refused(rate: tuple[float, int]) -> None:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, answer: Any) -> dict[int, tuple[str, int]]:
-    """Members 1 and 2, of which member 2 has a name that `answer` answers for."""
+    """Members 1 and 2; `answer` resolves the host name of member 2."""
     peers = free_addresses((1, 2))
     look_up = socket.getaddrinfo
 
@@ -129,7 +129,7 @@ def loopback(port: int) -> Any:
     return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.0.1", port))]
 
 
-def test_a_slow_name_server_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_name_server_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
     def slowly(port: int) -> Any:
@@ -144,7 +144,7 @@ def test_a_slow_name_server_does_not_hold_up_the_event_loop(monkeypatch: pytest.
             opening = [asyncio.ensure_future(unisono.join("table", member=m, peers=peers)._open()) for m in (1, 2)]
             while not asked.is_set():
                 await asyncio.sleep(0.001)
-            for _ in range(10):  # the loop goes on; nobody has joined
+            for _ in range(10):  # the loop goes on while the join waits
                 await asyncio.sleep(0.001)
             assert not any(task.done() for task in opening)
             may_answer.set()
@@ -155,7 +155,7 @@ def test_a_slow_name_server_does_not_hold_up_the_event_loop(monkeypatch: pytest.
     asyncio.run(scene())
 
 
-def test_a_name_that_nobody_knows_is_told_with_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unknown_host_name_names_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(port: int) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -168,7 +168,7 @@ def test_a_name_that_nobody_knows_is_told_with_its_member(monkeypatch: pytest.Mo
     asyncio.run(scene())
 
 
-def test_a_name_server_that_does_not_answer_in_time_is_told_with_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_name_server_timeout_names_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
     may_answer = threading.Event()
 
     def never(port: int) -> Any:

@@ -144,7 +144,7 @@ def test_the_number_of_undecided_bundles_is_bounded() -> None:
 
 
 def test_storage_is_refused_for_orders_that_store_nothing() -> None:
-    with pytest.raises(InvalidOption, match="keeps nothing on stable storage"):
+    with pytest.raises(InvalidOption, match="uses no stable storage"):
         build(Policy("g", 1, View((1,)), Timing(MS, MS, MS), Rate(1, 1, 5000)), stored_records=StoredRecords(1))
 
 

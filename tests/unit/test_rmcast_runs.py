@@ -16,7 +16,7 @@ from unisono.model.delays import (
 )
 from unisono.model.redundancy import Adaptive, Redundancy, RelativeRequirement
 from unisono.net.rmcast.message import NEVER, RmcastMessage, RmcastRules
-from unisono.sim.random_delays import generator, sample_delays
+from unisono.sim.random_streams import generator, sample_delays
 from unisono.sim.rmcast_runs import NOT_REACHED, ORIGINATOR, CrashScenario, RmcastCase, RmcastRuns
 
 MS = 1_000_000

@@ -66,12 +66,12 @@ def test_a_step_back_stands_still_and_a_step_forward_leaps() -> None:
     assert [clock.true_at(reading) for reading in (110, 111, 189, 190, 210, 211)] == [100, 121, 199, 200, 200, 201]
 
 
-def test_steps_come_in_order() -> None:
+def test_steps_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(InvalidOption, match="ascending"):
         SteppedClock(0, [(5, 1), (5, 2)])
 
 
 @given(seed=st.integers(0, 10**6))
-def test_corner_clocks_take_both_corners_and_nothing_else(seed: int) -> None:
+def test_corner_clocks_use_both_corners_and_nothing_else(seed: int) -> None:
     clock = corner_clock(Random(seed), REACH, BASE, BASE + 5000, 100)
     assert_clock(clock, REACH, BASE, 5000)

@@ -1,4 +1,4 @@
-"""Faults on links: each part alone, and parts composed."""
+"""Faults of links: each fault alone, and several together."""
 
 from itertools import pairwise
 from random import Random
@@ -23,13 +23,13 @@ def ways(*faults: Loss | Duplication | Reordering | Partition, sends: int = 400)
     return [network.arrival_times(link, START + 10 * number) for number in range(sends)]
 
 
-def test_loss_takes_its_share() -> None:
+def test_loss_has_its_probability() -> None:
     arrived = ways(Loss(Span(), 0.25))
     assert sum(not times for times in arrived) / len(arrived) == pytest.approx(0.25, abs=0.06)
 
 
 @pytest.mark.parametrize("burst", [0, 1, 2])
-def test_bounded_loss_is_never_longer_in_a_row_and_as_long_at_times(burst: int) -> None:
+def test_bounded_loss_reaches_its_bound_and_never_exceeds_it(burst: int) -> None:
     lost = [not times for times in ways(Loss(Span(), 0.7, burst, burst + 1))]
     runs, run = [], 0
     for gone in lost:
@@ -38,12 +38,12 @@ def test_bounded_loss_is_never_longer_in_a_row_and_as_long_at_times(burst: int) 
     assert max(runs) == burst
 
 
-def test_loss_bounded_in_a_window_keeps_to_it_everywhere() -> None:
+def test_loss_bounded_in_a_window_keeps_the_bound_in_every_window() -> None:
     lost = [not times for times in ways(Loss(Span(), 0.9, 2, 7))]
     assert max(sum(lost[at : at + 7]) for at in range(len(lost))) == 2
 
 
-def test_loss_can_be_kept_to_some_links() -> None:
+def test_loss_can_be_limited_to_some_links() -> None:
     assert all(ways(Loss(Span(), 1.0, receivers=(3,))))
     assert not any(ways(Loss(Span(), 1.0, senders=(1,), receivers=(2,))))
 
@@ -53,7 +53,7 @@ def test_faults_keep_to_their_span() -> None:
     assert [number for number, times in enumerate(arrived) if not times] == list(range(10, 20))
 
 
-def test_duplicates_are_copies_that_arrive_too() -> None:
+def test_duplicates_arrive_too() -> None:
     assert all(len(times) == 2 for times in ways(Duplication(Span(), 1.0)))
 
 
@@ -79,8 +79,8 @@ def test_a_partition_cuts_between_groups_and_not_within() -> None:
     assert fault.hits == 3
 
 
-def test_parts_compose_in_their_order() -> None:
-    # A duplicate made before the loss dies with its original; faults count what they touch.
+def test_faults_apply_in_their_order() -> None:
+    # A duplicate made before the loss is lost with its original; each fault counts the datagrams it affects.
     assert not any(ways(Duplication(Span(), 1.0), Loss(Span(), 1.0)))
     both = ways(Duplication(Span(), 1.0), Reordering(Span(), 1.0))
     assert all(len(times) == 2 for times in both)

@@ -49,19 +49,19 @@ def test_without_fifo_datagrams_overtake() -> None:
     assert [link.arrival(0), link.arrival(1)] == [10, 1]
 
 
-def test_links_go_from_everyone_to_everyone_else() -> None:
+def test_links_connect_every_member_to_every_other() -> None:
     network = network_with_model((1, 2, 5), ConstantDelay(1), 1, lambda a, b: Random(0))
     assert [link.receiver for link in network.links_from(2)] == [1, 5]
     assert network.links_from(9) == ()
 
 
 @pytest.mark.parametrize("model", [ExponentialDelay(5 * MS), UniformDelay(0, 30 * MS), ConstantDelay(10 * MS)])
-def test_models_are_held_to_delta(model: DelayModel) -> None:
+def test_delays_of_models_stay_within_delta(model: DelayModel) -> None:
     draw = delays_from_model(model, 10 * MS, Random(1))
     assert max(draw(0) for _ in range(500)) <= 10 * MS
 
 
-def test_each_link_has_a_stream_of_its_own() -> None:
+def test_each_link_has_its_own_random_stream() -> None:
     def first(members: tuple[int, ...]) -> int:
         streams = RandomStreams(1)
         network = network_with_model(members, UniformDelay(0, MS), MS, lambda a, b: streams.stream("network", a, b))
@@ -78,7 +78,7 @@ def test_adversaries_choose_within_delta() -> None:
     assert [delay_per_link({(1, 2): 5}, 3)(a, b, 0, 0) for a, b in ((1, 2), (2, 1))] == [5, 3]
 
 
-def test_an_adversary_is_told_who_when_and_which() -> None:
+def test_an_adversary_gets_sender_receiver_time_and_number() -> None:
     asked: list[tuple[int, int, int, int]] = []
 
     def adversary(sender: int, receiver: int, now: int, ordinal: int) -> int:
@@ -98,7 +98,7 @@ def test_an_adversary_that_exceeds_delta_is_refused(delay: int) -> None:
         adversarial_network((1, 2), constant_delay(delay), MS).links_from(1)[0].draw_delay(0)
 
 
-def test_without_faults_the_long_way_gives_the_same_arrivals() -> None:
+def test_without_faults_both_ways_to_compute_arrivals_agree() -> None:
     def link() -> SimulatedLink:
         return SimulatedLink(1, 2, scripted(10, 0, 3))
 

@@ -1,4 +1,4 @@
-"""Scenarios as they run: every file of the project, to the verdict that it expects."""
+"""Simulated scenarios: every scenario file of the project ends with the verdict that it expects."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,11 +44,11 @@ def test_theorem_3_one_frame_per_slot_is_added_and_the_burst_is_not_exceeded() -
     assert full.max_burst == burst
     assert result.overhead.max_burst == burst
     assert result.overhead.added_rate <= 1.0
-    # Of a full member's slots only those before its first burst and after its last have a frame of their own.
+    # A member that fills its slots adds a frame only to slots before its first burst and after its last.
     assert sum(full.frames_by_slot.values()) - result.sent[2] <= 4
 
 
-def test_a_stalled_member_says_whom_it_waits_for_and_stays_in_order() -> None:
+def test_a_stalled_member_names_the_member_it_waits_for_and_keeps_the_order() -> None:
     result, verdicts = played("faults_stall")
     violated = [name for name, verdict in verdicts.items() if verdict.status.value == "violated"]
     assert violated == ["gap_freedom"]
@@ -57,12 +57,12 @@ def test_a_stalled_member_says_whom_it_waits_for_and_stays_in_order() -> None:
     assert result.fault_hits[0] > 0
 
 
-def test_the_seed_of_the_file_holds_unless_told() -> None:
+def test_the_seed_of_the_file_is_the_default() -> None:
     quick = replace(scenario("vbr_quickstart"), run_ns=200 * MS)
     assert run(quick).trace.digest() == run(quick, quick.seed).trace.digest()
     assert run(quick, 2).meta.run == "quickstart-seed-2"
 
 
-def test_an_order_that_is_not_there_is_an_error_of_the_file() -> None:
+def test_an_unknown_order_is_an_error_of_the_file() -> None:
     with pytest.raises(ScenarioError, match=r"scenarios/vbr_quickstart.toml: order: .*vbr.*'vbx'"):
         run(replace(scenario("vbr_quickstart"), order="vbx"))

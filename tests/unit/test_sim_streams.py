@@ -7,7 +7,7 @@ from unisono.sim.random_streams import RandomStreams, random_below
 
 
 def test_a_name_gives_the_same_numbers_on_every_python() -> None:
-    # Written down from CPython 3.11: a change here changes every seed's run.
+    # Recorded with CPython 3.11: a change of these numbers changes the run of every seed.
     stream = RandomStreams(1).stream("network", 1, 2)
     assert [random_below(stream, 1_000_000) for _ in range(4)] == [233022, 763545, 537978, 24426]
 

@@ -1,4 +1,4 @@
-"""The loop: what comes first at equal times, what happens to members, what an application sees."""
+"""The event loop of the simulator: the order of events at equal times, faults of members, applications."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ START = 1_700_000_000_000 * MS
 
 
 class Scribe:
-    """A machine that writes down its inputs, wakes when told and takes as many messages as told."""
+    """A machine that logs its inputs, wakes at given times and accepts a given number of messages."""
 
     def __init__(self, alarms: Sequence[int] = (), takes: Sequence[int] = ()) -> None:
         self.log: list[tuple[str, int, object]] = []
@@ -100,13 +100,13 @@ def test_machines_see_their_own_clocks_only() -> None:
     assert second.log == [("wake", 3, None), ("receive", 113, 9)]
 
 
-def test_a_member_comes_up_when_its_clock_shows_zero_at_the_earliest() -> None:
+def test_a_member_starts_when_its_clock_shows_zero_at_the_earliest() -> None:
     first = Scribe()
     two(first, Scribe(), offsets=(-40, 0)).run(100)
     assert first.log == [("wake", 0, None)]
 
 
-def test_what_reaches_a_member_that_is_not_up_is_gone() -> None:
+def test_a_datagram_to_a_member_that_is_not_up_is_lost() -> None:
     world = World(adversarial_network((1, 2), constant_delay(10), 10))
     second = Scribe()
     world.add(1, Scribe(), FixedClock(), TIMING)
@@ -128,7 +128,7 @@ def test_a_crashed_member_does_nothing_more() -> None:
     assert not world.members[2].up
 
 
-def test_a_pause_holds_every_input_until_its_end() -> None:
+def test_inputs_wait_for_the_end_of_a_pause() -> None:
     second = Scribe(alarms=[105])
     world = two(Scribe(), second)
     world.pause(100, 150, 2)
@@ -143,7 +143,7 @@ def test_a_pause_holds_every_input_until_its_end() -> None:
     assert second.log[-1] == ("receive", 155, 6)
 
 
-def test_what_a_stack_does_not_take_is_offered_again_at_its_next_wake() -> None:
+def test_messages_not_accepted_are_submitted_again_at_the_next_wake_up() -> None:
     first, second = Scribe(alarms=[200, 300, 400], takes=[1, 0, 5]), Scribe()
     world = two(first, second)
     world.send(100, 1, [1, 2, 3])
@@ -159,7 +159,7 @@ def test_what_a_stack_does_not_take_is_offered_again_at_its_next_wake() -> None:
     assert world.members[1].waiting_count == 0
 
 
-def test_a_machine_that_is_never_content_does_not_stop_time() -> None:
+def test_a_machine_that_always_wants_to_wake_does_not_stop_time() -> None:
     class Restless(Scribe):
         def step(self) -> Effects:
             return Effects((), (), (), 0)
@@ -169,7 +169,7 @@ def test_a_machine_that_is_never_content_does_not_stop_time() -> None:
     assert [now for _, now, _ in restless.log] == list(range(21))
 
 
-def test_every_step_can_be_checked() -> None:
+def test_the_check_runs_after_every_step() -> None:
     seen: list[int] = []
 
     def check(world: World) -> None:
@@ -191,9 +191,9 @@ def test_requests_reach_the_machine() -> None:
     assert first.log[1:] == [("new_rate", 10, 7), ("leave", 20, None)]
 
 
-def test_a_member_is_there_once() -> None:
+def test_a_member_can_be_added_only_once() -> None:
     world = two(Scribe(), Scribe())
-    with pytest.raises(InvalidOption, match="in the world already"):
+    with pytest.raises(InvalidOption, match="already in the world"):
         world.add(2, Scribe(), FixedClock(), TIMING)
 
 
@@ -230,7 +230,7 @@ def test_a_group_delivers_what_it_sends(start: int) -> None:
     assert kinds(memory, 1)[:2] == ["start", "view"]
 
 
-def test_leaving_and_crashing_are_written_down() -> None:
+def test_leaving_and_crashing_are_recorded() -> None:
     world, memory = group({1: FixedClock(), 2: FixedClock(), 3: FixedClock()})
     world.leave(START + 100 * MS, 2)
     world.crash(START + 200 * MS, 3)
@@ -241,7 +241,7 @@ def test_leaving_and_crashing_are_written_down() -> None:
     assert not world.members[2].up
 
 
-def test_altered_bytes_do_not_pass() -> None:
+def test_changed_bytes_are_detected() -> None:
     world, _ = group({1: FixedClock(), 2: FixedClock()})
     world.run(START + 100 * MS)
     assert world.sent_payloads is not None

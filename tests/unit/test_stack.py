@@ -1,4 +1,4 @@
-"""The stack: five verbs, each part in its place, nothing handed out twice."""
+"""The stack: inputs and steps, the layers in their order, no effect returned twice."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def formed(members: tuple[int, ...] = (1, 2), **changes: Any) -> tuple[dict[int,
     return stacks, TIMING.smax(T0)
 
 
-def test_the_five_verbs_carry_a_message_from_one_member_to_the_other() -> None:
+def test_inputs_and_steps_carry_a_message_from_one_member_to_the_other() -> None:
     stacks, first = formed()
     now = TIMING.start_of(first)
     for stack in stacks.values():
@@ -90,7 +90,7 @@ def test_an_unknown_order_is_an_error_that_lists_the_known_ones() -> None:
     assert "vbr" in ORDERS
 
 
-def test_a_message_too_large_takes_nothing_of_its_batch() -> None:
+def test_with_a_message_too_large_no_message_of_the_call_is_accepted() -> None:
     stacks, first = formed((1,))
     outgoing(stacks[1])
     now = TIMING.start_of(first)
@@ -113,7 +113,7 @@ def test_a_network_without_room_refuses_the_stack() -> None:
         build(policy(), Full())
 
 
-def test_refused_datagrams_are_counted_and_go_no_further() -> None:
+def test_refused_datagrams_are_counted_and_not_processed() -> None:
     stacks, _ = formed()
     events(stacks[1])
     stacks[1].receive(T0, b"rubbish")
@@ -123,7 +123,7 @@ def test_refused_datagrams_are_counted_and_go_no_further() -> None:
     assert stacks[1].delays.total == 0
 
 
-def test_a_datagram_lies_anywhere_in_the_buffer() -> None:
+def test_a_datagram_may_lie_anywhere_in_the_buffer() -> None:
     stacks, first = formed()
     now = TIMING.end_of(first)
     stacks[2].wake(now)
@@ -147,7 +147,7 @@ def test_probes_measure_clocks_below_the_order() -> None:
 
 
 class Tag:
-    """A layer that notes what passes, and when."""
+    """A layer that logs passing frames and their times."""
 
     name: ClassVar[str] = "tag"
 
@@ -193,7 +193,7 @@ def test_frames_pass_the_layers_in_order_both_ways() -> None:
     assert wake_at(stack) == 5, "the earliest of all parts"
 
 
-def test_what_a_layer_does_not_take_passes_it_by() -> None:
+def test_frames_of_other_kinds_bypass_a_layer() -> None:
     log: list[str] = []
     layers: list[Layer] = [Tag("a", log, frozenset({Kind.DATA})), Tag("b", log, frozenset({Kind.HELLO})), Tag("c", log)]
     stack = Stack(policy(), Vbr(policy(), UnlimitedNetwork()), layers, ClockCheck(policy()))

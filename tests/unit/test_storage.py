@@ -1,4 +1,4 @@
-"""Stable storage: what was written is read again, a torn end is cut, damage is refused, failures have names."""
+"""Stable storage: records are read back, a torn end is cut off, damage is refused, errors say what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.model.stored_records import Write
 from unisono.runtime.storage import BATCH_SYNC_INTERVAL_NS, Storage
 
 ACTED = 24
-"""How many bytes at the beginning say how much was acted upon."""
+"""The size of the commit header in bytes."""
 
 
 def opened(path: Path, fsync: str = "never", member: int = 3) -> Storage:
@@ -29,7 +29,7 @@ def filled(path: Path, count: int = 5) -> bytes:
     return path.read_bytes()
 
 
-def test_what_was_written_is_read_again_with_the_same_memory(tmp_path: Path) -> None:
+def test_records_are_read_back_with_the_same_storage_id(tmp_path: Path) -> None:
     path = tmp_path / "log"
     first = opened(path)
     number = first.stored_records.storage_id
@@ -43,11 +43,11 @@ def test_what_was_written_is_read_again_with_the_same_memory(tmp_path: Path) -> 
     assert opened(path).stored_records.records[-1] == b"c"
 
 
-def test_two_files_have_two_memories(tmp_path: Path) -> None:
+def test_two_files_have_different_storage_ids(tmp_path: Path) -> None:
     assert opened(tmp_path / "a").stored_records.storage_id != opened(tmp_path / "b").stored_records.storage_id
 
 
-def test_a_replacement_leaves_only_what_it_holds_and_what_follows(tmp_path: Path) -> None:
+def test_a_replacement_leaves_only_its_own_and_later_records(tmp_path: Path) -> None:
     path = tmp_path / "log"
     made = opened(path)
     number = made.stored_records.storage_id
@@ -62,7 +62,7 @@ def test_a_replacement_leaves_only_what_it_holds_and_what_follows(tmp_path: Path
 
 
 def unfinished(path: Path) -> bytes:
-    """A file in which four records were acted upon, and a fifth was written when the process came to its end."""
+    """A file with four records that the member has acted on, and a fifth from the moment of the crash."""
     begun = filled(path, 4)
     made = opened(path)
     made.apply([Write((b"record 4",))])
@@ -87,8 +87,8 @@ def test_an_end_torn_at_any_byte_is_cut_and_writing_goes_on(tmp_path: Path) -> N
         again.close()
 
 
-def test_a_file_that_was_cut_is_refused_wherever_that_is(tmp_path: Path) -> None:
-    """What was acted upon is missing, even where whole records are: to go on without would be to forget promises."""
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    """A file without records that the member has acted on is refused: promises would be lost."""
     path = tmp_path / "log"
     data = filled(path)
     for end in range(ACTED, len(data)):
@@ -98,14 +98,14 @@ def test_a_file_that_was_cut_is_refused_wherever_that_is(tmp_path: Path) -> None
         assert path.read_bytes() == data[:end], "and left as it is"
 
 
-def test_a_file_of_another_time_is_refused_with_this_times_beginning(tmp_path: Path) -> None:
+def test_an_older_file_with_the_newer_commit_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     filled(path)
     beginning = path.read_bytes()[:ACTED]
     path.unlink()
     filled(path)
     path.write_bytes(beginning + path.read_bytes()[ACTED:])
-    with pytest.raises(StorageError, match="not the file that it was"):
+    with pytest.raises(StorageError, match="replaced by another file"):
         opened(path)
 
 
@@ -123,7 +123,7 @@ def test_blocks_that_were_never_written_are_a_torn_end(tmp_path: Path) -> None:
     made.close()
 
 
-def test_a_changed_byte_is_never_believed(tmp_path: Path) -> None:
+def test_a_changed_byte_is_always_detected(tmp_path: Path) -> None:
     path = tmp_path / "log"
     data = filled(path)
     for at in range(len(data)):
@@ -148,7 +148,7 @@ def test_records_cannot_change_places(tmp_path: Path, change: str) -> None:
         opened(path)
 
 
-def test_a_file_that_never_got_its_heading_is_begun_again(tmp_path: Path) -> None:
+def test_a_file_without_a_complete_heading_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "log"
     data = filled(path, 0)
     path.write_bytes(bytes(ACTED) + data[ACTED : len(data) // 2])
@@ -166,7 +166,7 @@ def test_another_members_file_is_refused(tmp_path: Path) -> None:
         opened(path, member=4)
 
 
-def test_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"#!/bin/sh\nexit 0\n" * 20)
     with pytest.raises(StorageError, match="damaged"):
@@ -179,8 +179,8 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "nowhere" / "log")
 
 
-def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="name a file in it"):
+def test_a_folder_instead_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="give the path of a file in it"):
         opened(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "words"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only"), (errno.EIO, "put/output")]
 )
-def test_a_write_that_fails_says_why_and_nothing_is_written_afterwards(
+def test_a_failed_write_says_why_and_later_writes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     made = opened(tmp_path / "log")
@@ -215,7 +215,7 @@ def test_a_write_that_fails_says_why_and_nothing_is_written_afterwards(
 
 
 def test_a_read_only_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may write everything (root) is not kept out by a file's mode, so the answer is planted."""
+    """Root may write to every file, so the error is simulated."""
 
     def refuses(*_: object) -> int:
         raise PermissionError(errno.EACCES, "no")
@@ -249,7 +249,7 @@ def test_always_syncs_after_each_write_and_before_it_returns(tmp_path: Path, mon
     assert calls == ["write", "sync", "write"] * 2, "the record, durable, and then that it may be acted upon"
 
 
-def test_what_is_lazy_waits_for_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_may_be_lost_wait_for_the_next_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = opened(tmp_path / "log", "always")
     calls = counting(monkeypatch)
     made.apply([Write((b"a",), may_be_lost=True)])
@@ -265,7 +265,7 @@ def test_never_never_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "sync" not in calls
 
 
-def test_a_batch_is_synced_at_most_once_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_syncs_at_most_once_per_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = opened(tmp_path / "log", "batch")
     now = 10**12
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)

@@ -1,4 +1,4 @@
-"""Priorities of messages that wait at their sender: in every order but the priority order, that is where they count."""
+"""Priorities of messages that wait at their sender: the only place where they count, except in the priority orders."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.submissions import Submission, Submissions
+from unisono.runtime.driver import Submission, Submissions
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import RunMeta
 
@@ -37,7 +37,7 @@ def test_higher_priorities_go_first_and_equals_in_their_order() -> None:
     assert queue.first is None
 
 
-def test_all_that_waits_is_taken_at_the_end() -> None:
+def test_pop_all_returns_every_waiting_submission() -> None:
     queue = Submissions()
     for name, priority in ((b"a", 0), (b"b", 3)):
         queue.put(submission(name, priority))
@@ -46,7 +46,7 @@ def test_all_that_waits_is_taken_at_the_end() -> None:
     assert queue.pop_all() == []
 
 
-def test_an_urgent_message_overtakes_those_that_wait_at_its_sender_and_the_trace_says_its_priority() -> None:
+def test_an_urgent_message_overtakes_waiting_ones_and_the_trace_has_its_priority() -> None:
     memory = MemoryTrace("run", "one")
     lows, order = 12, []
 
@@ -84,7 +84,7 @@ def test_an_urgent_message_overtakes_those_that_wait_at_its_sender_and_the_trace
 
 
 @pytest.mark.parametrize("priority", [-1, 0x8000])
-def test_a_priority_that_cannot_be_is_refused(priority: int) -> None:
+def test_an_impossible_priority_is_refused(priority: int) -> None:
     async def play() -> None:
         group = await unisono.join("one", member=1, peers=free_addresses((1,)))
         try:

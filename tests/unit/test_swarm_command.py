@@ -10,11 +10,11 @@ import pytest
 from unisono.check.verdict import Status
 from unisono.cli import simulate
 from unisono.cli.main import main
-from unisono.cli.swarm import DEFAULT_SEEDS, SWARMS, Promise
+from unisono.cli.swarm import DEFAULT_SEEDS, SWARMS, SwarmPromise
 from unisono.model.faults import Pause
 from unisono.trace.files import read_trace
 
-BROKEN_PROMISE = replace(SWARMS["stormy"], promise=Promise.EVERYTHING)
+BROKEN_PROMISE = replace(SWARMS["stormy"], promise=SwarmPromise.EVERYTHING)
 """Losses and crashes beyond the assumptions of vbr violate gap freedom, if that is promised."""
 
 

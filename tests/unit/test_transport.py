@@ -1,4 +1,4 @@
-"""UDP over the loopback interface: batching and its fallbacks, multicast, the backlog, and errors that help."""
+"""UDP over the loopback interface: batching and its fallbacks, multicast, the backlog, and helpful errors."""
 
 import asyncio
 import errno
@@ -37,7 +37,7 @@ def free_peers(count: int, host: str = "127.0.0.1") -> Peers:
 
 
 class Member:
-    """A transport whose arrivals are kept."""
+    """A transport that keeps the datagrams it receives."""
 
     def __init__(self, me: int, peers: Peers, **options: Any) -> None:
         self.transport = UdpTransport(me, peers, **options)
@@ -166,10 +166,12 @@ def test_offload_is_used_where_the_kernel_has_it() -> None:
 
 
 @offload
-def test_fan_out_reaches_the_destinations(offload: bool) -> None:
+def test_unicast_copies_reach_the_destinations(offload: bool) -> None:
     async def scene() -> None:
         async with members(4, offload=offload) as (one, two, three, four):
-            one.transport.send(to((2, 3, 4), b"a", b"b", multicast=True))  # there is no multicast: fan-out
+            one.transport.send(
+                to((2, 3, 4), b"a", b"b", multicast=True)
+            )  # without multicast each member gets a unicast copy
             for member in (two, three, four):
                 await member.until_got(2)
             one.transport.send([*to((2, 4), b"c"), *to(3, b"only you"), *to((2, 4), b"d")])
@@ -202,7 +204,7 @@ def test_multicast_round_trip(offload: bool) -> None:
                 await member.until_got(31)
                 multicast = [data for data, by_multicast in member.got if by_multicast]
                 assert [data for data in multicast if data != b"to all"] == payloads
-            await one.until_got(32)  # the sender hears itself; the door knows its own echo
+            await one.until_got(32)  # the sender receives its own datagrams, which the door refuses
             assert (b"directly", False) in one.got
             assert (b"to all", True) in one.got
             assert one.transport.sent.datagrams == 30  # once, not once per peer
@@ -218,7 +220,7 @@ def test_multicast_round_trip(offload: bool) -> None:
         ("::1", (GROUP, 5000), "IPv4"),
     ],
 )
-def test_without_multicast_it_goes_on_by_unicast(host: str, group: tuple[str, int], why: str) -> None:
+def test_without_multicast_unicast_is_used(host: str, group: tuple[str, int], why: str) -> None:
     async def scene() -> None:
         async with members(2, host=host, multicast=group) as (one, two):
             assert not one.transport.multicasting
@@ -263,10 +265,10 @@ def test_buffers_are_granted_and_reported() -> None:
 # -- errors that help ----------------------------------------------------------------------------------------------
 
 
-def test_a_taken_port_says_what_to_do() -> None:
+def test_the_error_for_a_port_in_use_says_what_to_do() -> None:
     peers = free_peers(1)
     first = UdpTransport(1, peers)
-    with pytest.raises(MissingDependency, match=rf"port {peers[1][1]} of 127\.0\.0\.1 is taken.*another port"):
+    with pytest.raises(MissingDependency, match=rf"port {peers[1][1]} of 127\.0\.0\.1 is in use.*another port"):
         UdpTransport(1, peers)
     first.close()
     UdpTransport(1, peers).close()
@@ -276,7 +278,7 @@ def test_a_taken_port_says_what_to_do() -> None:
     ("host", "advice"),
     [("192.0.2.77", "not an address of this machine"), ("no-such-host.invalid", "member 1 cannot be resolved")],
 )
-def test_a_wrong_address_says_what_to_do(host: str, advice: str) -> None:
+def test_the_error_for_a_wrong_address_says_what_to_do(host: str, advice: str) -> None:
     with pytest.raises(MissingDependency, match=advice):
         UdpTransport(1, {1: (host, 4000)})
 
@@ -296,7 +298,7 @@ def test_members_without_address_are_refused() -> None:
     transport.close()
 
 
-def test_bind_apart_from_the_address_that_peers_know() -> None:
+def test_the_bound_address_may_differ_from_the_address_that_peers_use() -> None:
     peers = free_peers(1)
     transport = UdpTransport(1, peers, bind=("0.0.0.0", peers[1][1]))
     assert transport.address == ("0.0.0.0", peers[1][1])
@@ -304,7 +306,7 @@ def test_bind_apart_from_the_address_that_peers_know() -> None:
     transport.close()
 
 
-def test_what_the_system_refuses_is_counted_and_not_raised() -> None:
+def test_errors_of_the_system_are_counted_and_not_raised() -> None:
     async def scene() -> None:
         async with members(2) as (one, two):
             one.transport.send(to(2, b"t" * 70_000, b"fine"))
@@ -318,7 +320,7 @@ def test_what_the_system_refuses_is_counted_and_not_raised() -> None:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def test_drain_reads_what_has_arrived_and_pausing_leaves_it() -> None:
+def test_drain_reads_arrived_datagrams_and_pausing_leaves_them() -> None:
     async def scene() -> None:
         async with members(2) as (one, two):
             two.transport.pause_reading()
@@ -448,7 +450,7 @@ def test_a_full_socket_delays_and_keeps_the_order(gates: list[Gated], offload: b
 
 @pytest.mark.parametrize("refusal", [errno.EIO, errno.EINVAL, errno.ENOPROTOOPT])
 @pytest.mark.parametrize("delayed", [False, True])
-def test_a_kernel_that_refuses_to_segment_is_not_asked_again(gates: list[Gated], refusal: int, delayed: bool) -> None:
+def test_after_a_refused_segmented_call_no_other_is_made(gates: list[Gated], refusal: int, delayed: bool) -> None:
     async def scene() -> None:
         async with members(2) as (one, two):
             _need_offload(one.transport)
@@ -465,7 +467,7 @@ def test_a_kernel_that_refuses_to_segment_is_not_asked_again(gates: list[Gated],
     asyncio.run(scene())
 
 
-def test_closing_sends_what_still_waits(gates: list[Gated]) -> None:
+def test_closing_sends_waiting_datagrams(gates: list[Gated]) -> None:
     async def scene() -> None:
         async with members(2) as (one, two):
             gates[0].refusal = errno.EAGAIN
@@ -478,7 +480,7 @@ def test_closing_sends_what_still_waits(gates: list[Gated]) -> None:
     asyncio.run(scene())
 
 
-def test_what_cannot_be_sent_at_the_end_is_counted(gates: list[Gated]) -> None:
+def test_datagrams_unsent_at_close_are_counted(gates: list[Gated]) -> None:
     async def scene() -> None:
         async with members(2) as (one, _):
             gates[0].refusal = errno.EAGAIN

@@ -25,7 +25,7 @@ from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of
 from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
-from unisono.runtime.clock import new_incarnation
+from unisono.runtime.timers import new_incarnation
 from unisono.trace.metrics import MetricWriter
 
 

@@ -22,10 +22,9 @@ from unisono.model.scenario import Scenario
 from unisono.sim.result import Result
 from unisono.sim.run import run as simulate
 from unisono.sim.swarm.final import cbr_finals, finals
-from unisono.sim.swarm.final_at_rest import FinalOrderQuiescent
 from unisono.sim.swarm.multigroup import groups_scenario
-from unisono.sim.swarm.multigroup_at_rest import MultigroupQuiescent
 from unisono.sim.swarm.orders import any_order
+from unisono.sim.swarm.quiescence import FinalOrderQuiescent, MultigroupQuiescent
 from unisono.sim.swarm.vbr import calm, churning, renegotiated, stormy
 from unisono.sim.world import World
 
@@ -101,7 +100,9 @@ SWARMS: dict[str, Swarm] = {
     "churning": Swarm(churning, "vbr with failures: members crash, join, leave and pause", SwarmPromise.UNLESS_PAUSED),
     "renegotiated": Swarm(renegotiated, "vbr while members change rates and slot lengths", SwarmPromise.UNLESS_PAUSED),
     "any_order": Swarm(any_order, "cbr, vbr, vbr with fec or failures, leader, timestamp", SwarmPromise.UNLESS_PAUSED),
-    "final": Swarm(finals, "early and final deliveries over vbr", SwarmPromise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS),
+    "final": Swarm(
+        finals, "early and final deliveries over vbr", SwarmPromise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS
+    ),
     "final_cbr": Swarm(
         cbr_finals, "early and final deliveries over cbr", SwarmPromise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS
     ),

@@ -46,9 +46,9 @@ from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
 from unisono.replica.replica import MistakeCounts, Replica
 from unisono.replica.structures import Dict
-from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
+from unisono.runtime.timers import new_incarnation
 from unisono.stack import build
 from unisono.trace.files import ParquetWriter
 from unisono.trace.metrics import MetricWriter

@@ -13,7 +13,7 @@ from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.qos.plan.rmcast_model import NetworkModel
-from unisono.sim.random_delays import generator
+from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import CrashScenario, RmcastCase, RmcastOutcomes, RmcastRuns
 
 GRID = tuple(half / 2 for half in range(1, 51))

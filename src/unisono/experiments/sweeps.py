@@ -26,7 +26,7 @@ from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value
 from unisono.experiments.intervals import mean_interval
 from unisono.experiments.mistakes import EARLY, FINAL, count_mistakes
 from unisono.model.text.scenario import parse_scenario
-from unisono.sim.random_delays import generator
+from unisono.sim.random_streams import generator
 from unisono.sim.result import Result
 from unisono.sim.run import run
 

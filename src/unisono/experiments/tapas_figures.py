@@ -43,7 +43,7 @@ from unisono.qos.plan.rmcast_model import (
     shortest_d,
     shortest_s,
 )
-from unisono.sim.random_delays import generator
+from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
 TARGETS = (0.8, 0.9, 0.99)

@@ -1,6 +1,13 @@
 """Sockets and wall clocks: where a stack meets the machine.
 
-`clock` (local time that never steps back), `alarm` (precise timers), `transport` (UDP, multicast or fan-out),
-`batching` and `sockets` (what it is made of), `driver` (one stack under asyncio).
-No protocol decision is made here. Tests: tests/unit/test_{clock,alarm,transport}.py, tests/process/.
+- `timers`: the local clock, which never steps back, and a precise alarm
+- `sockets`, `batching`, `transport`: UDP by multicast or unicast, many datagrams per system call
+- `fault_injection`: loses and duplicates received datagrams on purpose
+- `storage`: the file of a durable order
+- `driver`: runs one stack under asyncio
+- `peers`, `discovery`: where the other members are
+- `setup`: the checked options of `join`
+
+No module here makes a protocol decision. Tests: tests/unit/test_{clock,timers,transport,storage,driver}.py and
+tests/process/.
 """

@@ -1,6 +1,6 @@
-"""Many datagrams per system call: UDP_SEGMENT on the way out, UDP_GRO on the way in; plain calls without them.
+"""Many datagrams per system call: UDP_SEGMENT for sending, UDP_GRO for receiving; plain calls where they are missing.
 
-`Outbox` never blocks and never drops what the socket cannot take yet: it keeps it, in order, until the socket can.
+`Outbox` never blocks. It keeps datagrams that the socket cannot accept yet, in order, until the socket can.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.model.effects import Datagram
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 ReceiveCallback = Callable[[bytes, int, int, int, bool], None]
-"""Takes the datagrams in data[start:end], the size of each but the last, and whether they came by multicast."""
+"""Receives the datagrams in data[start:end], the size of each but the last, and whether they came by multicast."""
 
 SOL_UDP = 17
 UDP_SEGMENT = 103
@@ -39,7 +39,7 @@ _MIN_CHARGE_BYTES = 256
 
 @dataclass(slots=True)
 class Traffic:
-    """What went through one side of a transport."""
+    """Counters of one direction of a transport."""
 
     datagrams: int = 0
     bytes: int = 0
@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class DatagramRun:
-    """Datagrams for one destination that one call can carry: all of `segment` bytes, the last perhaps shorter."""
+    """Datagrams for one destination that one call can send: all of `segment_bytes`, the last perhaps shorter."""
 
     address: Address
     buffers: list[bytes]
@@ -57,7 +57,7 @@ class DatagramRun:
 
 
 def split_into_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tuple[Datagram, list[bytes], int]]:
-    """Neighbours with one destination that fit in one segmented call: the first, their bytes, their total size."""
+    """Consecutive datagrams to one destination that fit in one call: the first, the bytes of each, their total size."""
     index, count = 0, len(datagrams)
     while index < count:
         first = datagrams[index]
@@ -105,17 +105,17 @@ class Outbox:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something is kept until the socket has room."""
+        """Whether datagrams wait until the socket has room."""
         return bool(self._backlog)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_empty: Callable[[], None]) -> None:
-        """Flush the backlog from this loop, and call `after` when it is empty again."""
+        """Flush the backlog from this loop, and call `on_empty` when it is empty again."""
         self._loop, self._on_empty = loop, on_empty
         if self._backlog:
             self._wait_for_room(errno.EAGAIN)
 
     def send(self, run: DatagramRun) -> None:
-        """Send now, or as soon as what was given earlier is out and the socket has room."""
+        """Send now, or as soon as all earlier datagrams are out and the socket has room."""
         if self._backlog or (refused := self._try_send(run)) is None:
             self._enqueue(run)
         elif refused:
@@ -123,7 +123,7 @@ class Outbox:
                 self.send(part)
 
     def flush(self, max_calls: int = sys.maxsize) -> bool:
-        """Send from the backlog what the socket takes now; whether nothing is left."""
+        """Send from the backlog as much as the socket accepts now; return whether the backlog is empty."""
         backlog = self._backlog
         while backlog and max_calls > 0:
             refused = self._try_send(backlog[0])
@@ -138,12 +138,12 @@ class Outbox:
         return not backlog
 
     def close(self) -> None:
-        """Forget the loop; the socket is the owner's to close."""
+        """Forget the loop. The owner closes the socket."""
         self._stop_waiting()
         self._loop = self._on_empty = None
 
     def _try_send(self, run: DatagramRun) -> Sequence[DatagramRun] | None:
-        """Make the call. None: the socket is full. Otherwise what is to be sent instead, which is mostly nothing."""
+        """Make the call; return None if the socket is full, else the smaller runs to send instead, mostly none."""
         buffers = run.buffers
         if len(buffers) > 1 and not self.gso:
             return _split_run(run)
@@ -158,7 +158,7 @@ class Outbox:
                 self._wait_for_room(error.errno)
                 return None
             if len(buffers) > 1 and error.errno in _NO_OFFLOAD_ERRORS:
-                # This kernel or device does not segment; it will not learn to, so it is not asked again.
+                # This kernel or device cannot segment: do not try again.
                 self.gso = False
                 return _split_run(run)
             self._errors[error_name(error)] += len(buffers)
@@ -185,7 +185,7 @@ class Outbox:
         if self._loop is None or self._retry is not None:
             return
         if error_number == errno.ENOBUFS:
-            # The device is full, not the socket, which therefore counts as writable all the time.
+            # The device is full, not the socket, so the socket counts as writable all the time.
             self._stop_waiting()
             self._retry = self._loop.call_later(_NO_BUFFERS_RETRY_S, self._on_retry)
         elif not self._watching:
@@ -221,13 +221,13 @@ class Inbox:
         self.fileno = sock.fileno()
         self.gro = offload and _set_option(sock, UDP_GRO)
         self.stopped = False
-        """Set to end a `read` that is under way."""
+        """Set this to end a `read` in progress."""
         self._socket = sock
         self._errors = errors
         self._multicast = multicast
 
     def read(self, receive: ReceiveCallback, *, max_calls: int, max_bytes: int) -> int:
-        """Hand over what has arrived until there is no more or a limit is reached; how many datagrams."""
+        """Hand over arrived datagrams until there are no more or a limit is reached; return how many."""
         before = self.traffic.datagrams
         while max_calls > 0 and max_bytes > 0 and not self.stopped:
             max_calls -= 1
@@ -238,7 +238,7 @@ class Inbox:
         return self.traffic.datagrams - before
 
     def _read_one(self, receive: ReceiveCallback) -> int | None:
-        """How many bytes one call gave; None if there was nothing to read."""
+        """Make one call; return how many bytes it read, None if there was nothing to read."""
         segment = 0
         self.traffic.syscalls += 1
         try:
@@ -254,21 +254,21 @@ class Inbox:
         except BlockingIOError:
             return None
         except OSError as error:
-            # Mostly the echo of an earlier send, such as ECONNREFUSED: the port had no process then.
+            # Mostly the result of an earlier send, such as ECONNREFUSED: no process had the port open.
             self._errors[error_name(error)] += 1
             return 0
         size = len(data)
         traffic = self.traffic
         traffic.bytes += size
         if not 0 < segment < size:
-            segment = max(size, 1)  # an empty datagram is one, too
+            segment = max(size, 1)  # an empty datagram counts, too
         traffic.datagrams += max(1, -(-size // segment))
         receive(data, 0, size, segment, self._multicast)
         return size
 
 
 def error_name(error: OSError) -> str:
-    """ECONNREFUSED and the like."""
+    """The symbolic name of an error, such as ECONNREFUSED."""
     return errno.errorcode.get(error.errno or 0, type(error).__name__)
 
 

@@ -1,8 +1,8 @@
-"""Finding the other members: by IP multicast beacon or by a DNS name (paper 002 §4.2: the group manager, without a
-registry that can fail).
+"""Finding the other members, by IP multicast beacons or by a DNS name.
 
-The beacon's protocol is `agreement.gathering`; here are its sockets and its time. A member that has found the others
-goes on answering beacons while its group is open, so that a restarted member can learn the table from any running one.
+This replaces the group manager of paper 002 §4.2 by a protocol without a registry that can fail. `agreement.gathering`
+is the protocol of the beacons; this module has its sockets and timers. A member that has found the others answers
+beacons as long as its group is open, so a restarted member can learn the table of addresses from any running member.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ Resolver: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class BeaconDiscovery:
-    """Find so many members by beacon; `wanted` is the number that this one insists on, 0 for any."""
+    """Find `member_count` members by beacon; `requested_member` is the number that this member needs, 0 for any."""
 
     group: str
     member_count: int
     requested_member: int = 0
     beacon: HostPort = BEACON_DEFAULT
     interface: str | None = None
-    """The address of ours that the others reach; unless told, the one from which multicast leaves."""
+    """This member's address, as the others reach it; by default the address from which multicast leaves."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.member_count <= APPLICANTS_MAX:
-            raise InvalidOption("members", f"1 to {APPLICANTS_MAX} members find each other, not {self.member_count}")
+            raise InvalidOption(
+                "members", f"1 to {APPLICANTS_MAX} members can find each other, not {self.member_count}"
+            )
         if not 0 <= self.requested_member <= self.member_count:
             raise InvalidOption(
-                "member", f"a number from 1 to {self.member_count} is possible, not {self.requested_member}"
+                "member", f"a number from 1 to {self.member_count} is needed, not {self.requested_member}"
             )
 
 
@@ -58,37 +60,37 @@ class DnsDiscovery:
     name: str
     port: int
     member_count: int = 0
-    """How many addresses there have to be; 0: as many as there are."""
+    """How many addresses the name must have; 0: any number."""
     requested_member: int = 0
 
 
 @dataclass(slots=True)
 class DiscoveredGroup:
-    """Everybody's address, this member's number, the socket that it is bound to, and who answers for it."""
+    """All members' addresses, this member's number, the socket bound to its address, and its beacon responder."""
 
     addresses: dict[int, HostPort]
     member: int
     bound_socket: socket.socket
     salt: str
-    """Tells groups of one name with different tables apart, so that members of the one do not hear the other's."""
+    """Separates groups with the same name but different tables, so that their members ignore each other."""
     responder: BeaconResponder | None = None
 
     def close(self) -> None:
-        """Let go of what has not been handed on."""
+        """Close the socket and the responder, if the group could not be opened."""
         self.bound_socket.close()
         if self.responder is not None:
             self.responder.close()
 
 
 async def discover(search: BeaconDiscovery | DnsDiscovery, incarnation: int, timeout_s: float) -> DiscoveredGroup:
-    """The others, and this member's place among them; FormationTimeout if they do not come."""
+    """Find the other members and this member's number; raises FormationTimeout if they do not appear in time."""
     if isinstance(search, DnsDiscovery):
         return await discover_by_dns(search, timeout_s)
     return await discover_by_beacon(search, incarnation, timeout_s)
 
 
 def table_salt(addresses: dict[int, HostPort]) -> str:
-    """A few letters that are others for other tables."""
+    """A short text that differs between tables of addresses."""
     return f"#{group_key(repr(sorted(addresses.items()))):08x}"
 
 
@@ -96,11 +98,11 @@ def table_salt(addresses: dict[int, HostPort]) -> str:
 
 
 async def discover_by_beacon(search: BeaconDiscovery, incarnation: int, timeout_s: float) -> DiscoveredGroup:
-    """Beacon until the table is settled."""
+    """Send beacons until the members have agreed on the table of addresses."""
     interface = search.interface or _multicast_source_address(search.beacon)
     bound = open_bound_socket(socket.AF_INET, (interface, 0))
     try:
-        # A nonce is never 0, and two processes draw the same once in 2⁶⁴.
+        # A nonce is never 0. Two processes draw the same one with probability 2⁻⁶³.
         port = int(bound.getsockname()[1])
         me = Applicant(incarnation, interface, port, secrets.randbits(63) + 1, search.requested_member)
         gathering = Gathering(group_key(search.group), me, search.member_count)
@@ -124,7 +126,7 @@ async def discover_by_beacon(search: BeaconDiscovery, incarnation: int, timeout_
 
 
 def _multicast_source_address(beacon: HostPort) -> str:
-    """The address from which multicast leaves this machine; loopback where it does not."""
+    """The address from which multicast leaves this machine; loopback if multicast does not work."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(beacon)
@@ -138,16 +140,15 @@ def _discovered_group(
 ) -> DiscoveredGroup:
     if gathering.table is not None:
         table = assign_numbers(gathering.table)
-        addresses = {number: (who.host, who.port) for number, who in table.items()}
-        mine = next(number for number, who in table.items() if who == gathering.me)
-        return DiscoveredGroup(addresses, mine, bound_socket, table_salt(addresses), responder)
-    # The group runs already. Whoever restarts takes the place that the others still count on.
+        addresses = {number: (applicant.host, applicant.port) for number, applicant in table.items()}
+        member = next(number for number, applicant in table.items() if applicant == gathering.me)
+        return DiscoveredGroup(addresses, member, bound_socket, table_salt(addresses), responder)
+    # The group runs already. A restarted member takes the place that the others still reserve for it.
     table = assign_numbers(gathering.table_without_me or ())
-    addresses = {number: (who.host, who.port) for number, who in table.items()}
+    addresses = {number: (applicant.host, applicant.port) for number, applicant in table.items()}
     if search.requested_member not in addresses:
         raise MissingDependency(
-            f"{gathering.why_incomplete()}; to come back as one of them say which (member=…) "
-            "and let it join with failures"
+            f"{gathering.why_incomplete()}; to rejoin as one of them, give its number (member=…) and failures=True"
         )
     responder.adopt_table(gathering.table_without_me or ())
     again = open_bound_socket(socket.AF_INET, addresses[search.requested_member])
@@ -156,7 +157,7 @@ def _discovered_group(
 
 
 class BeaconResponder:
-    """The beacon's sockets and its time, from the first beacon until the group is left."""
+    """The sockets and timers of the beacons, from the first beacon until this member leaves the group."""
 
     def __init__(self, gathering: Gathering, beacon: HostPort, interface: str) -> None:
         self._gathering = gathering
@@ -169,19 +170,19 @@ class BeaconResponder:
         except OSError as error:
             self._sender.close()
             raise MissingDependency(
-                f"no beacon can be heard at {beacon[0]}:{beacon[1]} on {interface} ({error}); give the members' "
+                f"cannot receive beacons at {beacon[0]}:{beacon[1]} on {interface} ({error}); give the members' "
                 "addresses (peers=…), a DNS name (peers='dns:NAME:PORT'), or an interface with multicast"
             ) from error
         self._loop.add_reader(self._receiver.fileno(), self._read)
         self._timer = self._loop.call_soon(self._wake)
 
     async def wait_for_change(self) -> None:
-        """Wait until something has come."""
+        """Wait for the next beacon or timer."""
         self._changed.clear()
         await self._changed.wait()
 
     def adopt_table(self, table: tuple[Applicant, ...]) -> None:
-        """Answer with a table that others have settled."""
+        """Answer beacons with a table that other members have agreed on."""
         self._gathering.table = table
 
     def _read(self) -> None:
@@ -191,7 +192,7 @@ class BeaconResponder:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                break  # an error of an earlier send, reported here; the next beacon is due soon
+                break  # the error of an earlier send; the next beacon follows soon
             beacon = decode_beacon(data)
             if beacon is not None:
                 self._gathering.on_beacon(time.monotonic_ns(), beacon)
@@ -214,10 +215,10 @@ class BeaconResponder:
             try:
                 self._sender.sendto(encode_beacon(beacon), self._beacon_address)
             except OSError:
-                break  # no route or no room at the moment; beacons are repeated
+                break  # no route or no room at the moment; beacons repeat
 
     def close(self) -> None:
-        """Say no more."""
+        """Stop answering beacons."""
         if self._closed:
             return
         self._closed = True
@@ -237,7 +238,7 @@ async def resolve_ipv4(name: str, port: int) -> list[str]:
 
 
 async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Resolver = resolve_ipv4) -> DiscoveredGroup:
-    """Look the name up until it has as many addresses as there are members; ours is the one that can be bound."""
+    """Resolve the name until it has one address per member; this member's address is one that can be bound here."""
     give_up = time.monotonic() + timeout_s
     problem = ""
     while True:
@@ -257,11 +258,12 @@ async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Reso
 
 
 def _bind_own_address(search: DnsDiscovery, addresses: dict[int, HostPort]) -> tuple[int, socket.socket]:
-    """Which of the addresses is ours: the first that can be bound, or the one that was asked for."""
+    """This member's number, and a socket bound to its address: the requested one, or the first that can be bound."""
     if search.requested_member:
         if search.requested_member not in addresses:
             raise InvalidOption(
-                "member", f"{search.name} has {len(addresses)} addresses, none for {search.requested_member}"
+                "member",
+                f"{search.name} has {len(addresses)} addresses, so there is no member {search.requested_member}",
             )
         return search.requested_member, open_bound_socket(socket.AF_INET, addresses[search.requested_member])
     problems = []

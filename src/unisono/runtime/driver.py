@@ -1,16 +1,24 @@
 """Runs one stack under asyncio: moves bytes, time and events between the stack, the socket and the application.
 
-No protocol decision is made here. The driver's own duties are order (what arrived is taken in before timers fire,
-erratum 000-22), bounds (an application that does not consume stops the reading of the socket and the sending of
-end-of-slot marks: without failures that holds the whole group back instead of losing anything, with them the others go
-on without this member) and the trace.
+The driver makes no protocol decision. It has three duties of its own:
+
+- It reads all datagrams that have arrived before it fires a timer (erratum 000-22).
+- It limits the application's event queue. If the application does not keep up, the driver stops reading the socket and
+  sending end-of-slot marks. Without failures this slows the whole group down and loses nothing. With failures the
+  other members go on without this one.
+- It records the trace.
+
+Sending: `submit` queues messages by priority until the stack accepts them. Receiving: `_on_datagrams` gives datagrams
+to the stack, `_flush` carries out the effects of the inputs, and `pop` and `consume` give events to the application.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from unisono.errors import (
     DestinationNotAllowed,
@@ -42,17 +50,15 @@ from unisono.model.rates import Rate
 from unisono.model.stored_records import Write
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.observer import QosObserver
-from unisono.runtime.clock import WallClock
 from unisono.runtime.storage import Storage
-from unisono.runtime.submissions import Submission, Submissions
-from unisono.runtime.timers import Alarm
+from unisono.runtime.timers import Alarm, WallClock
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
 
 DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
-"""What the application sees."""
+"""The events that the application sees."""
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
 _MIN_SUBMIT_MESSAGES = 256
@@ -75,13 +81,13 @@ class Driver:
         queue_bytes: int = 256 * 1024 * 1024,
         deadline_ns: int | None = None,
     ) -> None:
-        """`on_metrics` is given the rows that `oversight` collects, interval by interval; it must not block."""
+        """The driver calls `on_metrics` with the rows of each interval of `qos_observer`; it must not block."""
         self.stack = stack
         self.transport = transport
         self.clock = clock
         self.delivered = 0
         self.sent = self._sent_in_past_incarnations = 0
-        """How many messages the stack has taken; and how many of them in lives that are over."""
+        """How many messages the stack has accepted, and how many of them in earlier incarnations."""
         self.left: LeaveComplete | None = None
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
@@ -100,8 +106,8 @@ class Driver:
         self._paused = self._leaving = False
         self._submissions = Submissions()
         self._slot_change_waiters: list[tuple[int, asyncio.Future[None]]] = []
-        """Slot lengths that were asked for, and who waits for them."""
-        # No slot takes more than a burst, so a long submission is offered in pieces of about that size.
+        """Requested slot lengths, each with the future of its caller."""
+        # No slot accepts more than a burst, so the driver submits many messages in parts of about that size.
         self._max_submit_messages = max(stack.policy.rate.burst, _MIN_SUBMIT_MESSAGES)
         self._next_clock_check_ns = 0
         self._clock_step_reported = False
@@ -116,7 +122,7 @@ class Driver:
         self.stack.wake(self.clock.now())
         self._flush()
 
-    # -- from the machine ------------------------------------------------------------------------------------
+    # -- datagrams and time ----------------------------------------------------------------------------------
 
     def _on_datagrams(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         try:
@@ -145,40 +151,40 @@ class Driver:
         self._flush()
 
     def _check_clock_and_losses(self) -> None:
-        """Slew toward the system's clock; when somebody has set that, say so once. Likewise for lost datagrams."""
+        """Slew toward the system's clock. Report once if that clock was set, and once if datagrams were lost."""
         lost = self.transport.dropped() + sum(self.transport.errors.values())
         if lost and not self._loss_reported:
             self._loss_reported = True
             text = (
-                f"this member's own sockets have lost datagrams: {self.transport.dropped()} arrived when the receive "
-                f"buffer was full, errors in sending: {dict(self.transport.errors) or 'none'}"
+                f"this member's own sockets lost datagrams: the kernel dropped {self.transport.dropped()} because the "
+                f"receive buffer was full; socket errors: {dict(self.transport.errors) or 'none'}"
             )
             self.report_violation(Violation(ViolationKind.SOCKET, text, self.stack.policy.member))
         ahead = self.clock.slew_toward_system()
         if ahead and not self._clock_step_reported:
-            way = "ahead of" if ahead > 0 else "behind"
+            direction = "ahead of" if ahead > 0 else "behind"
             text = (
-                f"this machine's clock was set: it is {duration_text(abs(ahead))} {way} the time that this member "
-                "keeps; members that join from now on do not agree with it"
+                f"this machine's clock was set: it is {duration_text(abs(ahead))} {direction} the time of this member; "
+                "members that join from now on will not agree with this member's time"
             )
             self.report_violation(Violation(ViolationKind.CLOCK, text, self.stack.policy.member))
         self._clock_step_reported = bool(ahead)
 
     def _flush(self) -> None:
-        """After any input: carry out its effects, then submit waiting messages, for which there may be room now."""
+        """After any input: carry out its effects, then submit waiting messages, because there may be room now."""
         if self._closed:
             return
         try:
             self._carry_out_step()
             if self._submissions.first is not None and self._submit_waiting():
                 self._carry_out_step()
-        except Exception as error:  # noqa: BLE001 - as above; an alarm that is never set again would be a silent end
+        except Exception as error:  # noqa: BLE001 - as above; without an alarm the group would end silently
             self._fail(error)
             return
         if self.left is not None:
-            self._changed.set()  # a leaving application waits for the last datagrams to go out
+            self._changed.set()  # `leave` waits until the last datagrams are out
             if not self._leaving and self.transport.writable():
-                self.close()  # excluded: the reason is in the queue, which can still be read
+                self.close()  # the group excluded this member; the reason is in the queue, which can still be read
 
     def _carry_out_step(self) -> None:
         effects = self.stack.step()
@@ -198,7 +204,7 @@ class Driver:
         self.transport.send(datagrams)
 
     def set_alarm(self, at: int | None) -> None:
-        """Set the alarm; while input is paused there is none, so that no slot ends."""
+        """Set the alarm, unless input is paused: then no slot may end."""
         if not self._paused:
             self.alarm.set(at)
 
@@ -234,16 +240,16 @@ class Driver:
     # -- to and from the application -------------------------------------------------------------------------
 
     async def submit(self, messages: Sequence[bytes], priority: int = 0, groups: tuple[str, ...] | None = None) -> None:
-        """Give messages to the stack; returns when all have been taken: back-pressure, never loss.
+        """Submit messages; return when the stack has accepted all of them: back-pressure, never loss.
 
-        Of those that wait, the ones of higher priority are offered first.
+        Waiting messages of higher priority are submitted first.
         """
         self.raise_if_closed()
         largest, limit = max(map(len, messages), default=0), self.stack.policy.max_message
         if largest > limit:
-            raise MessageTooLarge(largest, limit)  # now, and not when the part before it has been sent
+            raise MessageTooLarge(largest, limit)  # before any message of this call is sent
         if groups is not None:
-            self.stack.destinations(groups)  # refused now, if it is
+            self.stack.destinations(groups)  # raises DestinationNotAllowed
         done = self._loop.create_future()
         if self._submissions.put(Submission(messages, done, priority, groups=groups)):
             self._flush_submissions()
@@ -257,45 +263,45 @@ class Driver:
             self._fail(error)
 
     def _submit_waiting(self) -> bool:
-        """Submit waiting messages, from the first on, until one does not fit; whether any was accepted."""
+        """Submit waiting messages until one does not fit; return whether the stack accepted any."""
         before = self.sent
         while (first := self._submissions.first) is not None:
             while not first.done.done():
-                piece = first.messages[first.accepted_count : first.accepted_count + self._max_submit_messages]
+                part = first.messages[first.accepted_count : first.accepted_count + self._max_submit_messages]
                 try:
-                    taken = self._submit_to_stack(piece, first.priority, first.groups)
-                except DestinationNotAllowed as error:  # the topology has changed while it waited
+                    accepted = self._submit_to_stack(part, first.priority, first.groups)
+                except DestinationNotAllowed as error:  # the topology changed while the messages waited
                     first.done.set_exception(error)
                     break
-                first.accepted_count += taken
+                first.accepted_count += accepted
                 if first.accepted_count == len(first.messages):
                     first.done.set_result(None)
-                elif taken < len(piece):
+                elif accepted < len(part):
                     return self.sent > before
             self._submissions.pop()
         return self.sent > before
 
     def _submit_to_stack(self, messages: Sequence[bytes], priority: int, groups: tuple[str, ...] | None) -> int:
-        # Taking a message may end slots; while held, no slot may end, or the others would go on without limit.
+        # Submitting a message may end slots. While input is paused no slot may end, so that the group waits.
         if self._paused or not self.transport.writable():
             return 0
         now = self.clock.now()
         if groups is not None:
-            taken = self.stack.submit_to(now, messages, groups)
+            accepted = self.stack.submit_to(now, messages, groups)
         else:
-            taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
-        if taken:
+            accepted = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
+        if accepted:
             if self._rows is not None:
                 self._rows.record_sent(
                     self.sent - self._sent_in_past_incarnations,
-                    list(map(len, messages[:taken])),
+                    list(map(len, messages[:accepted])),
                     real_ns=self.clock.system_ns(now),
                     local_ns=now,
                     priority=priority if priority or self.stack.application_pulls else None,
                     destinations=None if groups is None else self.stack.destinations(groups),
                 )
-            self.sent += taken
-        return taken
+            self.sent += accepted
+        return accepted
 
     def _enqueue(self, event: DriverEvent) -> None:
         messages, size = _queue_cost(event)
@@ -304,7 +310,7 @@ class Driver:
         self._queue.append(event)
 
     def pop(self) -> DriverEvent | None:
-        """The next happening for the application, if there is one."""
+        """Take the next event for the application; None if there is none."""
         if not self._queue:
             return None
         event = self._queue.popleft()
@@ -320,7 +326,7 @@ class Driver:
         return event
 
     def consume(self) -> Batch | None:
-        """In the priority order: the next message, which is delivered by this; None if there is none to be had now."""
+        """In the priority order: deliver the next message; None if no message can be delivered now."""
         if self._closed:
             return None
         now = self.clock.now()
@@ -333,32 +339,32 @@ class Driver:
         return batch
 
     async def wait_for_change(self) -> None:
-        """Wait until something happens to the group: an event, its end."""
+        """Wait until the group has an event or ends."""
         self.raise_if_failed()
         if not self._closed:
             self._changed.clear()
             await self._changed.wait()
 
     def report_violation(self, violation: Violation) -> None:
-        """Tell the application of something that the driver's surroundings do not hold."""
+        """Queue a violation that the driver itself has found."""
         self._enqueue(violation)
         self._changed.set()
 
     def last_violation_text(self) -> str:
-        """What was said last of what does not hold."""
+        """The text of the last violation in the queue."""
         return next(
             (event.text for event in reversed(self._queue) if isinstance(event, Violation)), "no reason is known"
         )
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the driver has stopped."""
         return self._closed
 
-    # -- holding back ----------------------------------------------------------------------------------------
+    # -- back-pressure ---------------------------------------------------------------------------------------
 
     def _pause_input(self) -> None:
-        """The application does not keep up: read nothing and end no slot until it does."""
+        """Read nothing and end no slot until the application has caught up."""
         if not self._paused and not self._leaving:
             self._paused = True
             self.transport.pause_reading()
@@ -372,14 +378,14 @@ class Driver:
     # -- control and the end ---------------------------------------------------------------------------------
 
     def change_rate(self, rate: Rate) -> None:
-        """Renegotiate; ReservationRefused leaves the old rate in force."""
+        """Change this member's rate; ReservationRefused leaves the old rate in force."""
         self.raise_if_closed()
         self.stack.change_rate(self.clock.now(), rate)
         self._max_submit_messages = max(rate.burst, _MIN_SUBMIT_MESSAGES)
         self._flush()
 
     def change_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
-        """Ask the group for slots of another length; done when this member's have it."""
+        """Ask the group for slots of another length; the future is done when this member's slots have it."""
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
         bound_ns = self.stack.bound_ns() + theta_ns - grid.last_segment.theta_ns
@@ -401,10 +407,10 @@ class Driver:
         return self._deadline_ns is not None and bound_ns > self._deadline_ns
 
     def announce_verdicts(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
-        """Tell the group, at one place in its order, of verdicts on it as a whole and of the settings it needs."""
+        """Announce verdicts on the whole group, and the settings it needs, to all members at one place in the order."""
         self.raise_if_closed()
         if self.qos_observer is None:
-            raise InvalidOption("sla", "this group was joined without service level agreements")
+            raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
         now = self.clock.now()
         self.qos_observer.announce(now, network, verdicts)
         self.stack.wake(now)
@@ -417,7 +423,7 @@ class Driver:
         self._slot_change_waiters = [wait for wait in self._slot_change_waiters if not wait[1].done()]
 
     async def change_topology(self, sends: Sequence[str]) -> None:
-        """Ask the own group to send to these groups, and wait until all that it concerns follow."""
+        """Ask this member's group to send to these groups, and wait until all groups concerned have made the change."""
         self.raise_if_closed()
         done = self.stack.change_topology(self.clock.now(), sends)
         self._flush()
@@ -426,7 +432,7 @@ class Driver:
             await self.wait_for_change()
 
     def leave(self) -> None:
-        """Depart in order; `left` is set when it is done. An application that leaves need not consume any more."""
+        """Leave the group in order; `left` is set when this is done. The application need not consume any more."""
         if self._closed:
             return
         self._leaving = True
@@ -436,7 +442,7 @@ class Driver:
         self._flush()
 
     def close(self) -> None:
-        """Stop at once; submissions that still wait fail."""
+        """Stop at once; waiting submissions fail."""
         if self._closed:
             return
         self._closed = True
@@ -447,12 +453,14 @@ class Driver:
         for waiting in self._submissions.pop_all():
             if not waiting.done.done():
                 waiting.done.set_exception(
-                    self._failure_error() or GroupClosed("the group was left before this was sent")
+                    self._failure_error() or GroupClosed("this member left the group before these messages were sent")
                 )
         for _, done in self._slot_change_waiters:
             if not done.done():
-                done.set_exception(self._failure_error() or GroupClosed("the group was left before its slots changed"))
-                done.exception()  # nobody has to await it
+                done.set_exception(
+                    self._failure_error() or GroupClosed("this member left the group before the slot length changed")
+                )
+                done.exception()  # marked as retrieved: the caller need not await it
         self._slot_change_waiters.clear()
         self._changed.set()
 
@@ -468,18 +476,78 @@ class Driver:
         return error
 
     def raise_if_failed(self) -> None:
-        """Raise what ended the driver, if it was a failure."""
+        """Raise the error that stopped the driver, if there was one."""
         error = self._failure_error()
         if error is not None:
             raise error
 
     def raise_if_closed(self) -> None:
-        """Raise if nothing can be sent any more."""
+        """Raise if this member can send no more."""
         self.raise_if_failed()
         if self._closed or self.left is not None:
-            raise GroupClosed("this group has been left")
+            raise GroupClosed("this member has left the group")
 
 
 def _queue_cost(event: DriverEvent) -> tuple[int, int]:
-    """What an event counts for in the queue: messages and bytes."""
+    """The messages and bytes that an event counts for in the queue."""
     return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)
+
+
+@dataclass(slots=True)
+class Submission:
+    """Messages of one call that wait until the stack accepts them."""
+
+    messages: Sequence[bytes]
+    done: asyncio.Future[None]
+    priority: int = 0
+    accepted_count: int = 0
+    """How many of them, from the first on, the stack has accepted."""
+    groups: tuple[str, ...] | None = None
+    """The destinations, where there are several groups."""
+
+
+class Submissions:
+    """Messages that the stack has not accepted yet: one queue per priority, first come first served in each.
+
+    In every order but the priority orders, this is the only place where a priority counts: waiting messages of higher
+    priority go first. Accepted messages are ordered as if they had none. Messages of a low priority wait as long as
+    those of higher priorities fill this member's slots.
+    """
+
+    __slots__ = ("_levels", "_queues", "first")
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[Submission]] = {}
+        self._levels: list[int] = []
+        """The priorities of the queues, ascending."""
+        self.first: Submission | None = None
+        """The submission whose turn it is."""
+
+    def put(self, submission: Submission) -> bool:
+        """Add a submission; return whether it is its turn at once."""
+        queue = self._queues.get(submission.priority)
+        if queue is None:
+            queue = self._queues[submission.priority] = deque()
+            insort(self._levels, submission.priority)
+        queue.append(submission)
+        self._find_first()
+        return self.first is submission
+
+    def pop(self) -> None:
+        """Remove the first submission."""
+        level = self._levels[-1]
+        self._queues[level].popleft()
+        if not self._queues[level]:
+            del self._queues[level], self._levels[-1]
+        self._find_first()
+
+    def pop_all(self) -> list[Submission]:
+        """Remove and return all submissions."""
+        waiting = [submission for level in reversed(self._levels) for submission in self._queues[level]]
+        self._queues.clear()
+        self._levels.clear()
+        self.first = None
+        return waiting
+
+    def _find_first(self) -> None:
+        self.first = self._queues[self._levels[-1]][0] if self._levels else None

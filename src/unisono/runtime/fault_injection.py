@@ -1,7 +1,7 @@
-"""Faults on purpose: what one member's sockets receive is lost, doubled or cut off, and its clock is set off.
+"""Faults on purpose: one member loses, duplicates or is cut off from received datagrams, and its clock is wrong.
 
-It stands between the sockets and the stack, which cannot tell it from a bad network. Loss follows the rule that the
-simulator has (`model.losses`), seeded per member.
+The injection sits between the sockets and the stack, which cannot tell it from a bad network. Losses follow the same
+model as in the simulator (`model.losses`), with a seed per member.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from unisono.runtime.batching import ReceiveCallback
 from unisono.wire.frame import sender_of
 
 INJECTABLE_FAULTS = (Loss, Duplication, Partition)
-"""The faults of a scenario that happen to datagrams and can be inflicted here."""
+"""The faults of a scenario that can be injected here, because they happen to datagrams."""
 
 
 class FaultInjection:
-    """What is done to one member on purpose; other kinds of faults are none of its business."""
+    """Injects the faults of one member; ignores faults of kinds that are not INJECTABLE_FAULTS."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class FaultInjection:
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.clock_offset_ns = clock_offset_ns
-        """How far this member's clock is ahead of this machine's."""
+        """How far this member's clock is ahead of the clock of this machine."""
         self.datagrams = 0
-        """How many of others came."""
+        """How many datagrams of other members arrived."""
         self.lost = 0
-        """How many of these went no further."""
+        """How many of these were lost."""
         self._member = member
         self._chance = random.Random(f"{seed}/injection/{member}")
         losses = [fault for fault in faults if isinstance(fault, Loss)]
@@ -51,32 +51,32 @@ class FaultInjection:
         self._started_ns: int | None = None
 
     def start_run(self, started_ns: int | None = None) -> None:
-        """The run begins now, or began then; until this is known all times are taken for the run's first instant."""
+        """Set the beginning of the run, by default now. Before this call every time counts as the beginning."""
         self._started_ns = self._time_ns() if started_ns is None else started_ns
 
     def wrap(self, receive: ReceiveCallback) -> ReceiveCallback:
-        """What takes datagrams in place of `receive`, and passes on what is left of them."""
+        """A callback that injects the faults and passes the remaining datagrams on to `receive`."""
         if self._losses is None and not self._duplications and not self._partitions:
             return receive
 
-        def take(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
+        def receive_with_faults(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
             for at in range(start, max(end, start + 1), segment):
                 until = min(at + segment, end)
                 for _ in range(self._copy_count(sender_of(data, at, until))):
                     receive(data, at, until, until - at, multicast)
 
-        return take
+        return receive_with_faults
 
     def _copy_count(self, sender: int | None) -> int:
-        """How often a datagram of this sender arrives now."""
+        """How many copies of a datagram from this sender arrive now."""
         if sender is None or sender == self._member:
             return 1
         self.datagrams += 1
         elapsed = 0 if self._started_ns is None else max(0, self._time_ns() - self._started_ns)
-        cut = any(
+        partitioned = any(
             span.contains(elapsed) and side.get(sender) != side.get(self._member) for span, side in self._partitions
         )
-        if (self._losses is not None and self._losses.is_lost(sender, self._member, elapsed)) or cut:
+        if (self._losses is not None and self._losses.is_lost(sender, self._member, elapsed)) or partitioned:
             self.lost += 1
             return 0
         return 1 + sum(

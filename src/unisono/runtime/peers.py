@@ -1,4 +1,4 @@
-"""Where a group's members are, as `join` was told it: their addresses, a reference, a DNS name, or nothing at all."""
+"""Where the members of a group are, from the arguments of `join`: addresses, a reference, a DNS name, or a beacon."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ DNS_PREFIX = "dns:"
 
 @dataclass(frozen=True, slots=True)
 class GroupLocation:
-    """The group's name, this member's number and everybody's address; `search` is how to find those, if they are not
-    known yet: until then they stand for so many members."""
+    """The group's name, this member's number and all members' addresses.
+
+    If the addresses are not known yet, `search` says how to find them, and `addresses` has one placeholder per member.
+    """
 
     group: str
     member: int
@@ -36,11 +38,11 @@ def group_location(
     beacon: str | None = None,
     interface: str | None = None,
 ) -> GroupLocation:
-    """What `join`'s arguments say of that; InvalidOption for what they leave open."""
+    """Where the members are, from the arguments of `join`; raises InvalidOption if an argument is missing."""
     salt = ""
     if group.startswith(SCHEME):
         if peers is not None:
-            raise InvalidOption("peers", "a reference says where the members are")
+            raise InvalidOption("peers", "a reference contains the addresses of the members; leave out peers")
         reference = parse_reference(group)
         group, salt, beacon = reference.group, reference.membership_salt, reference.beacon or beacon
         members = members if members is not None else reference.members
@@ -50,7 +52,7 @@ def group_location(
     if peers is not None:
         return GroupLocation(group, *_location_of_peers(member, peers), salt)
     if members is None:
-        raise InvalidOption("members", "say how many there are to be, or give everybody's address (peers=…)")
+        raise InvalidOption("members", "give the number of members, or all members' addresses (peers=…)")
     at = BEACON_DEFAULT if beacon is None else parse_address("beacon", beacon)
     search = BeaconDiscovery(group, members, member or 0, at, interface)
     return GroupLocation(group, member or 1, _placeholder_addresses(members), salt, search)
@@ -61,13 +63,15 @@ def _location_of_peers(
 ) -> tuple[int, dict[int, tuple[str, int]]]:
     addresses = {number: parse_address(f"peers[{number}]", peer) for number, peer in peers.items()}
     if member is None:
-        raise InvalidOption("member", f"which of the peers {sorted(addresses)} is this one?")
+        raise InvalidOption("member", f"say which of the peers {sorted(addresses)} this process is")
     if member not in addresses:
         raise InvalidOption("peers", f"member {member} itself must be among the peers {sorted(addresses)}")
     owners: dict[tuple[str, int], int] = {}
     for number, address in addresses.items():
         if owners.setdefault(address, number) != number:
-            raise InvalidOption("peers", f"members {owners[address]} and {number} have the same address")
+            raise InvalidOption(
+                "peers", f"members {owners[address]} and {number} have the same address; give each its own"
+            )
     return member, addresses
 
 
@@ -76,8 +80,8 @@ def _location_by_dns(group: str, member: int | None, peers: str, members: int | 
         raise InvalidOption("peers", f"addresses by member number, or 'dns:NAME:PORT', are needed, not {peers!r}")
     name, port = parse_address("peers", peers.removeprefix(DNS_PREFIX))
     if members is None:
-        # Nobody can plan for a group of unknown size, and a name that is half filled in would make one.
-        raise InvalidOption("members", f"say how many addresses {name} is to have")
+        # A group needs a fixed size, and the name may not have all its addresses yet.
+        raise InvalidOption("members", f"say how many members there are, that is, how many addresses {name} must have")
     search = DnsDiscovery(group, name, port, members, member or 0)
     return GroupLocation(group, member or 1, _placeholder_addresses(max(1, members)), "", search)
 

@@ -1,4 +1,4 @@
-"""What `join` was asked for, checked: addresses, Δ Γ Θ, and the policy that a stack is built from."""
+"""The checked options of `join`: addresses, Δ Γ Θ, and the policy that a stack is built from."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ START_MARGIN_NS = 100_000_000
 
 
 MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
-"""Who takes the rows of each collecting interval; it must not block."""
+"""Called with the metric rows of each interval; it must not block."""
 
 
 def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
-    """Agreements as they are, or from the file of this name."""
+    """The agreements themselves, or those in the file at this path."""
     if source is None or isinstance(source, SlaSet):
         return source
     try:
         text = Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise SlaError(os.fspath(source), line, "(encoding)", "this is not text in UTF-8") from error
+        raise SlaError(os.fspath(source), line, "(encoding)", "this file is not UTF-8 text") from error
     return parse_slas(text, os.fspath(source))
 
 
@@ -63,7 +63,10 @@ def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
 def choose_timing(
     order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
 ) -> Timing:
-    """Δ, Γ and, unless it is given, the longest slot that keeps the deadline; `skews_ns`: Γ, and how much counts."""
+    """Δ, Γ and the slot length: `slot`, or else the longest that keeps the deadline.
+
+    `skews_ns` is Γ and the part that clocks have in the latency bound: Γ, or 2Γ with failures.
+    """
     gamma_ns, skew_ns = skews_ns
     if slot is not None or deadline is None or order not in {"auto", "vbr"}:
         return Timing(delta_ns, gamma_ns, duration_ns(SLOT_DEFAULT if slot is None else slot, "slot"))
@@ -107,19 +110,19 @@ class Setup:
     multigroup: Multigroup | None = None
     deadline_ns: int | None = None
     salt: str = ""
-    """Tells groups of one name with other members apart on the network."""
+    """Separates groups with the same name but different members on the network."""
     search: BeaconDiscovery | DnsDiscovery | None = None
-    """How to find the members, where their addresses only stand for them."""
+    """How to find the members, if their addresses are not known yet."""
 
     async def with_discovered_members(self) -> tuple[Setup, DiscoveredGroup | None]:
-        """With the members' addresses, if they have to be found first."""
+        """The setup with the members' addresses, after they have been found if necessary."""
         if self.search is None:
             return self, None
         found = await discover(self.search, self.incarnation, self.timeout_s)
         return replace(self, member=found.member, addresses=found.addresses, salt=found.salt, search=None), found
 
     def reference(self) -> str:
-        """A text that says where the members are."""
+        """The group's reference: a text with the addresses of the members."""
         peers = {
             number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             for number, (host, port) in self.addresses.items()
@@ -127,25 +130,25 @@ class Setup:
         return GroupReference(self.group, peers, self.salt).text()
 
     def qos_observer(self, stack: Stack) -> QosObserver | None:
-        """Who watches the stack, if metrics or agreements were asked for."""
+        """The observer of the stack; None without metrics and agreements."""
         if self.slas is None and self.monitor is False:
             return None
         return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_differences, self.slas, stack)
 
     def open_storage(self) -> Storage | None:
-        """This member's storage, if it is to have one."""
+        """Open this member's storage, if it has one."""
         if self.storage is None:
             return None
         return Storage(self.storage, group=self.group, member=self.member, fsync=self.fsync)
 
     def attach_application_state(self, stack: Stack) -> None:
-        """Let the application's state go to newcomers with the order's, where there is one."""
+        """Transfer the application's state to joining members, if the order transfers state."""
         stack.share_application_state(self.state)
 
     def check(self) -> None:
-        """Refuse what can be refused before there is a socket."""
+        """Raise an error for options that cannot work, before a socket is opened."""
         if self.storage is not None and not needs_storage(self.order, self.grades):
-            text = f"the order {self.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
+            text = f"the order {self.order} uses no stable storage; only the order consensus and final deliveries do"
             raise InvalidOption("storage", text)
         deadline_ns = self.deadline_ns
         check_fsync(self.fsync)
@@ -158,22 +161,29 @@ class Setup:
         self.qos_observer(stack)
         if deadline_ns is not None and bound_ns > deadline_ns:
             raise Infeasible(
-                deadline_ns, bound_ns, f"the order {self.order} is bound to {duration_text(bound_ns)} here"
+                deadline_ns,
+                bound_ns,
+                f"the latency bound of the order {self.order} is {duration_text(bound_ns)} with these options",
             )
 
     def _check_pull_options(self) -> None:
-        """What only orders whose messages are pulled can be asked for, and what they cannot."""
+        """Check the options that only orders with pulled messages have, and those that they do not have."""
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
-            text = f"the order {self.order} brings nobody up to date; {' and '.join(orders_with('pulled'))} do"
+            able = " and ".join(orders_with("pulled"))
+            text = f"the order {self.order} transfers no state to joining members; {able} do"
             raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
-            raise InvalidOption("state", f"give_state() and take_state(state) are needed, and {self.state!r} lacks one")
+            raise InvalidOption(
+                "state", f"an object with give_state() and take_state(state) is needed, not {self.state!r}"
+            )
         if self.deadline_ns is not None and pulled:
-            text = "no deadline can be promised in the priority order: its consumers set the pace"
+            text = "the priority order cannot promise a deadline, because its consumers set the pace"
             raise InvalidOption("deadline", text)
         if pulled and self.rejoin and self.recorder is not None and self.recorder.new_incarnation is None:
-            text = "a member that comes back begins another life: the recorder needs `again`, or give rejoin=False"
+            text = (
+                "a member that rejoins has a new incarnation: give a recorder with `new_incarnation`, or rejoin=False"
+            )
             raise InvalidOption("recorder", text)
 
     def policy(self, max_frame: int) -> Policy:

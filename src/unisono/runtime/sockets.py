@@ -1,4 +1,4 @@
-"""Opening UDP sockets: names, buffers, multicast membership and path MTU, with errors that say what to do."""
+"""Opening UDP sockets: host names, buffers, multicast membership and path MTU, with errors that say how to fix them."""
 
 from __future__ import annotations
 
@@ -14,59 +14,62 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import MissingDependency
+from unisono.model.events import Violation, ViolationKind
+from unisono.orders.packing import reservation
 from unisono.runtime.batching import MAX_UDP_PAYLOAD, Address
+from unisono.stack import Stack
 
 DEFAULT_MAX_FRAME = 1_400
-"""Fits in an Ethernet frame with room for the headers of a tunnel."""
+"""Fits in an Ethernet frame and leaves room for the headers of a tunnel."""
 _HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _LINUX = sys.platform == "linux"
-# Linux's numbers, where Python has no name for them.
+# Numbers of Linux socket options that have no name in Python.
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_MEMINFO = 32, 33, 55
 _IP_MTU, _IPV6_MTU = 14, 24
 
 
 LookupAnswers = Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]
-"""What a lookup gives: family, type, protocol, canonical name, address."""
+"""The answers of `getaddrinfo`: family, type, protocol, canonical name, address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Every member's numeric address, all of one family; sending to a name would look it up every time."""
+    """The numeric address of every member, all of one family: sending to a name would look it up every time."""
 
     family: socket.AddressFamily
     by_member: Mapping[int, Address]
 
 
 def resolve_all(hosts: Mapping[int, tuple[str, int]]) -> Addresses:
-    """Look every member's name up; waits for the answers."""
+    """Resolve the host names of all members; blocks until the answers are there."""
     return _choose_family({member: (host, resolve_host(host, f"member {member}")) for member, host in hosts.items()})
 
 
 async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -> Addresses:
-    """The same without holding up the event loop, all names at once; says whose name has no answer in time."""
+    """Resolve all host names at once without blocking the event loop; the error names a member without an answer."""
     loop = asyncio.get_running_loop()
-    asking = {
+    lookups = {
         member: asyncio.ensure_future(loop.getaddrinfo(*host, type=socket.SOCK_DGRAM)) for member, host in hosts.items()
     }
     try:
-        _, slow = await asyncio.wait(asking.values(), timeout=timeout_s)
+        _, slow = await asyncio.wait(lookups.values(), timeout=timeout_s)
     finally:
-        for task in asking.values():
+        for task in lookups.values():
             task.cancel()
-        answers = await asyncio.gather(*asking.values(), return_exceptions=True)
+        answers = await asyncio.gather(*lookups.values(), return_exceptions=True)
     found: dict[int, tuple[tuple[str, int], LookupAnswers]] = {}
     for (member, host), answer in zip(hosts.items(), answers, strict=True):
-        whose = f"member {member}"
-        if asking[member] in slow:
-            raise _cannot_resolve(host, whose, TimeoutError(f"no answer within {timeout_s:g} s"))
+        owner = f"member {member}"
+        if lookups[member] in slow:
+            raise _cannot_resolve(host, owner, TimeoutError(f"no answer within {timeout_s:g} s"))
         if isinstance(answer, BaseException):
-            raise _cannot_resolve(host, whose, answer) from answer
+            raise _cannot_resolve(host, owner, answer) from answer
         found[member] = host, answer
     return _choose_family(found)
 
 
 def resolve_host(host: tuple[str, int], owner: str, flags: int = 0) -> LookupAnswers:
-    """What is known of a host name."""
+    """Resolve a host name; `owner` says in an error whose name it is."""
     try:
         return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:
@@ -81,12 +84,12 @@ def _cannot_resolve(host: tuple[str, int], owner: str, error: BaseException) -> 
 
 
 def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], LookupAnswers]]) -> Addresses:
-    """IPv4 if all have it, else IPv6: all members see the same map, so all choose the same family."""
+    """IPv4 if all members have it, else IPv6. All members see the same addresses, so all choose the same family."""
     for family in (socket.AF_INET, socket.AF_INET6):
         addresses = {member: address_in_family(answers, family) for member, (_, answers) in answers_by_member.items()}
         if all(address is not None for address in addresses.values()):
             return Addresses(family, {m: address for m, address in addresses.items() if address is not None})
-    only = {
+    one_family_only = {
         f"{host[0]} of member {member} has "
         + ("IPv4" if address_in_family(answers, socket.AF_INET) is not None else "IPv6")
         + " only"
@@ -94,13 +97,13 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
         if address_in_family(answers, socket.AF_INET) is None or address_in_family(answers, socket.AF_INET6) is None
     }
     raise MissingDependency(
-        f"the members have no address family in common ({', '.join(sorted(only))}); "
+        f"the members have no address family in common ({', '.join(sorted(one_family_only))}); "
         "give all of them IPv4 or all of them IPv6 addresses"
     )
 
 
 def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> Address | None:
-    """The first answer of a family."""
+    """The first answer of a family; None if there is none."""
     for kind, _, _, _, address in answers:
         if kind == family:
             if len(address) == 4:
@@ -110,7 +113,7 @@ def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> A
 
 
 def open_bound_socket(family: socket.AddressFamily, address: Address) -> socket.socket:
-    """A non-blocking UDP socket at this address."""
+    """Open a non-blocking UDP socket and bind it to this address."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
@@ -126,8 +129,8 @@ def _cannot_bind(address: Address, error: OSError) -> MissingDependency:
     match error.errno:
         case errno.EADDRINUSE:
             advice = (
-                f"UDP port {port} of {host} is taken; end the process that has it "
-                f"(`ss -ulpn sport = :{port}` names it) or give this member another port"
+                f"UDP port {port} of {host} is in use; stop the process that uses it "
+                f"(`ss -ulpn sport = :{port}` shows it) or give this member another port"
             )
         case errno.EADDRNOTAVAIL:
             advice = (
@@ -135,14 +138,14 @@ def _cannot_bind(address: Address, error: OSError) -> MissingDependency:
                 "or a bind address if the peers reach it under another one"
             )
         case errno.EACCES | errno.EPERM:
-            advice = f"UDP port {port} needs privileges; give this member a port from 1024 on"
+            advice = f"UDP port {port} needs privileges; give this member a port above 1023"
         case _:
             advice = f"cannot bind UDP {host} port {port} ({error}); give this member another address or port"
     return MissingDependency(advice)
 
 
 def grow_buffers(sock: socket.socket, receive_bytes: int, send_bytes: int) -> tuple[int, int]:
-    """Ask for large buffers, beyond the system's limit if we may; what was granted."""
+    """Ask for large buffers, beyond the system's limit if permitted; return the sizes granted."""
     return (
         _grow_buffer(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_bytes),
         _grow_buffer(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, send_bytes),
@@ -155,17 +158,17 @@ def _grow_buffer(sock: socket.socket, option: int, forced_option: int, size: int
             sock.setsockopt(socket.SOL_SOCKET, choice, size)
             break
         except OSError:
-            continue  # no privilege to force, or too large; what there is will be reported
+            continue  # no privilege to exceed the limit, or too large; the size granted is reported
     granted = sock.getsockopt(socket.SOL_SOCKET, option)
-    return granted // 2 if _LINUX else granted  # Linux doubles it, for its own bookkeeping
+    return granted // 2 if _LINUX else granted  # Linux doubles the size, for its own bookkeeping
 
 
 def open_multicast_socket(
     sender: socket.socket, group: tuple[str, int], interface: str
 ) -> tuple[socket.socket, Address]:
-    """A socket that hears the group, and its address; `sender` can reach it from now on. OSError if that fails."""
+    """Open a socket that receives the multicast group, and let `sender` send to it; raises OSError if that fails."""
     if sender.family != socket.AF_INET:
-        raise OSError("multicast is over IPv4 and the members have IPv6 addresses")
+        raise OSError("multicast needs IPv4, but the members have IPv6 addresses")
     name, port = group
     address = address_in_family(resolve_host(group, "the multicast group", socket.AI_NUMERICHOST), socket.AF_INET)
     if address is None or not ipaddress.IPv4Address(address[0]).is_multicast:
@@ -174,7 +177,7 @@ def open_multicast_socket(
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
-        # Several members of one machine hear the group at one port.
+        # Several members on one machine receive the group at the same port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if not _LINUX and hasattr(socket, "SO_REUSEPORT"):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -190,7 +193,7 @@ def open_multicast_socket(
 
 
 def max_frame_to(family: socket.AddressFamily, address: Address, interface: str | None = None) -> int:
-    """The largest datagram that reaches this address in one piece, as far as the kernel knows the path."""
+    """The largest datagram that reaches this address unfragmented, as far as the kernel knows the path."""
     level, option = (socket.IPPROTO_IP, _IP_MTU) if family == socket.AF_INET else (socket.IPPROTO_IPV6, _IPV6_MTU)
     if not _LINUX:
         return DEFAULT_MAX_FRAME
@@ -206,7 +209,7 @@ def max_frame_to(family: socket.AddressFamily, address: Address, interface: str 
 
 
 def kernel_drops(sock: socket.socket) -> int:
-    """How many datagrams the kernel has dropped because this socket's receive buffer was full; 0 where unknown."""
+    """How many datagrams the kernel dropped because this socket's receive buffer was full; 0 where unknown."""
     if not _LINUX:
         return 0
     try:
@@ -214,3 +217,18 @@ def kernel_drops(sock: socket.socket) -> int:
     except OSError:
         return 0
     return int(struct.unpack("=9I", words)[8]) if len(words) == 36 else 0
+
+
+def receive_buffer_violation(stack: Stack, granted_bytes: int) -> Violation | None:
+    """The violation to report if a receive buffer of this size is too small for the peers' bursts; else None."""
+    policy = stack.policy
+    peers = [m for m in policy.view.members if m != policy.member]
+    rates = [rate for peer in peers if (rate := stack.peer_rate(peer)) is not None]
+    needed = stack.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
+    if needed <= granted_bytes:
+        return None
+    text = (
+        f"{needed:,} bytes may be in flight to this member, but its receive buffer has {granted_bytes:,}; "
+        "lower the peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)"
+    )
+    return Violation(ViolationKind.RECEIVE_BUFFER, text, policy.member)

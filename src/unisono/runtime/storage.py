@@ -1,15 +1,20 @@
 """Stable storage: an append-only file of checksummed records, one per member and group.
 
-What an automaton wants to survive is here before its frames go out. The file begins with how much of it has been acted
-upon, and whose it is; each record has a mark, its length and a checksum over its length, its content and the checksum
-before it, so that records can be neither altered nor exchanged nor left out unseen, nor taken from the end.
+A durable order writes its records here before its frames leave. The file begins with a commit header: how much of the
+file this member has acted on. A heading follows that names the group and the member. Each record has a magic number,
+its length, and a checksum over its length, its content and the previous checksum. So a record that was changed,
+exchanged, left out or cut off at the end is detected.
 
-Policies for fsync: "always", before anything that rests on a write is said: it survives the machine; "batch", at most
-once every BATCH_NS: it survives the process at once and the machine after that; "never": it survives the process.
+The policies for fsync:
 
-An end that is torn, as a crash leaves it, is cut off if it lies behind what was acted upon. A record that is whole but
-wrong, anything wrong before the end, and a file that is shorter than what was acted upon are refused: some promise
-would be forgotten. After a power failure that can be so with "batch" and "never".
+- "always": before anything that depends on a write leaves. Records survive a failure of the machine.
+- "batch": at most once every BATCH_SYNC_INTERVAL_NS. Records survive a failure of the process at once, and a failure
+  of the machine after that interval.
+- "never": records survive a failure of the process.
+
+A crash may tear the last record. Opening the file cuts a torn end off if this member has not acted on it. It refuses a
+complete but wrong record, damage before the end, and a file shorter than the part that this member has acted on,
+because a promise of this member would be lost. With "batch" and "never" a power failure can have that effect.
 """
 
 from __future__ import annotations
@@ -35,37 +40,37 @@ MAX_RECORD_BYTES = 1 << 28
 _RECORD_MARK = b"\xa7rec"
 _RECORD_HEAD = struct.Struct("!4sII")
 _COMMIT_HEADER = struct.Struct("!8sQI")
-"""At the beginning of the file: up to which size, and which checksum, it has been acted upon; a checksum follows."""
+"""Magic number, the size that this member has acted on, and the checksum there; a checksum of these follows."""
 _FILE_MAGIC = b"\xa7unisono"
 _FIRST_RECORD_AT = _COMMIT_HEADER.size + 4
 _VERSION = 2
 
 
 def check_fsync(fsync: str) -> None:
-    """Refuse a policy that there is not."""
+    """Raise InvalidOption for an unknown policy."""
     if fsync not in get_args(Fsync):
-        raise InvalidOption("fsync", f"one of {', '.join(get_args(Fsync))} is possible, not {fsync!r}")
+        raise InvalidOption("fsync", f"one of {', '.join(get_args(Fsync))} is needed, not {fsync!r}")
 
 
 class Storage:
     """One member's file, open for one process at a time."""
 
     def __init__(self, path: str | os.PathLike[str], *, group: str, member: int, fsync: str = "always") -> None:
-        """Open the file, or begin it; raises StorageError if it is not this member's, damaged, in use or read-only."""
+        """Open or create the file; raises StorageError if it is another member's, damaged, in use or read-only."""
         check_fsync(fsync)
         self.path = Path(path)
         self.fsync = fsync
         self.sync_count = 0
-        """How often the file was made durable."""
+        """How many times the file was synced."""
         self.truncated_bytes = 0
-        """How much of a torn end was cut off when it was opened."""
+        """How many bytes of a torn end were cut off when the file was opened."""
         self._group, self._member = group, member
         self._last_sync_ns = 0
         self._unsynced = False
         self._last_checksum = self._size = 0
         self._failure: StorageError | None = None
         if not self.path.parent.is_dir():
-            raise StorageError(f"{self.path}: there is no folder {self.path.parent}; create it, or name another")
+            raise StorageError(f"{self.path}: there is no folder {self.path.parent}; create it, or give another path")
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -75,7 +80,9 @@ class Storage:
             self.stored_records = self._read() if os.fstat(self._file).st_size else self._create()
         except BlockingIOError as error:
             os.close(self._file)
-            raise StorageError(f"{self.path}: another process has it open; a member runs once at a time") from error
+            raise StorageError(
+                f"{self.path}: another process has it open; stop that process, or give each member its own file"
+            ) from error
         except OSError as error:
             os.close(self._file)
             raise self._os_failure("read", error) from error
@@ -86,7 +93,7 @@ class Storage:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def apply(self, writes: Sequence[Write]) -> None:
-        """Make writes durable, as the policy has it, in order; StorageError says that nothing may rest on them."""
+        """Make writes durable, in order, as the policy says; after StorageError nothing may depend on them."""
         if self._failure is not None:
             raise self._failure
         if not writes:
@@ -95,7 +102,7 @@ class Storage:
             parts: list[bytes] = []
             for write in writes:
                 if write.replaces_all:
-                    parts.clear()  # what it replaces need not be written any more
+                    parts.clear()  # the replacement makes them unnecessary
                     self._replace(write.records)
                 else:
                     parts += [self._encode_record(record) for record in write.records]
@@ -107,7 +114,7 @@ class Storage:
             raise self._failure from error
 
     def close(self) -> None:
-        """Let go of the file; what is in it is durable unless the policy is "never"."""
+        """Sync the file, unless the policy is "never", and close it."""
         if self._file < 0:
             return
         try:
@@ -135,7 +142,7 @@ class Storage:
             self._unsynced = True
 
     def _write_commit_mark(self) -> None:
-        """From now on things may rest on what is in the file, as far as the policy has made it durable."""
+        """Record that this member may act on the whole file from now on; with "always", only after a sync."""
         if self.fsync != "always" or not self._unsynced:
             _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
 
@@ -150,7 +157,7 @@ class Storage:
         self._last_sync_ns, self._unsynced = now, False
 
     def _replace(self, records: Sequence[bytes]) -> None:
-        """A new file in place of the old one: either is there after a crash, whole."""
+        """Replace the file by a new one; after a crash one of the two is there, complete."""
         new = self.path.with_name(self.path.name + ".new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -180,37 +187,37 @@ class Storage:
         return json.dumps(heading, sort_keys=True).encode()
 
     def _create(self) -> StoredRecords:
-        number = int.from_bytes(os.urandom(4))
+        storage_id = int.from_bytes(os.urandom(4))
         self._last_checksum, self._size = 0, _FIRST_RECORD_AT
-        self._append(self._encode_record(self._heading(number)))
+        self._append(self._encode_record(self._heading(storage_id)))
         if self.fsync != "never":
             os.fsync(self._file)
             _sync_folder(self.path.parent)
         _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
         self._unsynced = False
-        return StoredRecords(number)
+        return StoredRecords(storage_id)
 
     def _read(self) -> StoredRecords:
         data = _read_all(self._file)
         if not data[:_FIRST_RECORD_AT].strip(b"\0") and data.count(_RECORD_MARK) <= 1:
-            # Nothing was ever said by whoever began this file: it did not get to the end of its heading.
+            # The process that created this file crashed before it finished the heading, so it sent nothing.
             self._truncate(data, 0)
             return self._create()
-        acted_size, acted_sum = self._read_commit_mark(data)
+        committed_size, committed_checksum = self._read_commit_mark(data)
         records: list[bytes] = []
-        at, sums = _FIRST_RECORD_AT, {_FIRST_RECORD_AT: 0}
+        at, checksums = _FIRST_RECORD_AT, {_FIRST_RECORD_AT: 0}
         while at < len(data):
             record = self._record_at(data, at)
             if record is None:
-                self._check_torn_end(data, at, len(records), acted_size)
+                self._check_torn_end(data, at, len(records), committed_size)
                 break
             records.append(record)
-            self._last_checksum = sums[at + _RECORD_HEAD.size + len(record)] = _checksum(self._last_checksum, record)
             at += _RECORD_HEAD.size + len(record)
-        if at < acted_size or sums.get(acted_size) != acted_sum or not records:
+            self._last_checksum = checksums[at] = _checksum(self._last_checksum, record)
+        if at < committed_size or checksums.get(committed_size) != committed_checksum or not records:
             raise StorageError(
-                f"{self.path}: it ends at byte {at:,}, and this member has acted upon {acted_size:,} bytes of it: it "
-                f"was cut, or is not the file that it was. {_REFUSED_ADVICE}"
+                f"{self.path}: it ends at byte {at:,}, but this member has acted upon {committed_size:,} bytes of it: "
+                f"it was cut, or replaced by another file. {_REFUSED_ADVICE}"
             )
         self._size = at
         if at < len(data):
@@ -218,7 +225,7 @@ class Storage:
         return StoredRecords(self._read_storage_id(records[0]), tuple(records[1:]))
 
     def _read_commit_mark(self, data: bytes) -> tuple[int, int]:
-        """Up to which size the file was acted upon, and the checksum there."""
+        """The size of the part that this member has acted on, and the checksum at its end."""
         if data.startswith(_RECORD_MARK):
             raise StorageError(f"{self.path}: it is of version 1, this is version {_VERSION}")
         head = data[: _COMMIT_HEADER.size]
@@ -232,7 +239,7 @@ class Storage:
         return size, checksum
 
     def _record_at(self, data: bytes, at: int) -> bytes | None:
-        """The record at an offset, if it is whole and follows those before it."""
+        """The record at an offset, if it is complete and its checksum continues that of the previous one."""
         if at + _RECORD_HEAD.size > len(data):
             return None
         mark, length, checksum = _RECORD_HEAD.unpack_from(data, at)
@@ -242,7 +249,7 @@ class Storage:
         return record if _checksum(self._last_checksum, record) == checksum else None
 
     def _check_torn_end(self, data: bytes, at: int, record_number: int, committed_size: int) -> None:
-        """What is wrong from `at` on is a torn end that nobody acted upon, or this raises."""
+        """Raise StorageError unless the damage from `at` on is a torn end that this member has not acted on."""
         rest = data[at:]
         later = data.find(_RECORD_MARK, at + 1)
         mark, length, _ = _RECORD_HEAD.unpack_from(rest.ljust(_RECORD_HEAD.size, b"\0"))
@@ -254,8 +261,8 @@ class Storage:
         if at >= committed_size and later < 0 and (torn_head or torn_body or unwritten):
             return
         raise StorageError(
-            f"{self.path}: record {record_number} at byte {at:,} is damaged, and not as an end "
-            f"that a crash tears. {_REFUSED_ADVICE}"
+            f"{self.path}: record {record_number} at byte {at:,} is damaged, and not as a crash damages "
+            f"the end of a file. {_REFUSED_ADVICE}"
         )
 
     def _truncate(self, data: bytes, at: int) -> None:
@@ -266,28 +273,30 @@ class Storage:
 
     def _read_storage_id(self, heading: bytes) -> int:
         try:
-            said = json.loads(heading)
-            group, member, number = str(said["group"]), int(said["member"]), int(said["memory"])
-            version = int(said["unisono"])
+            fields = json.loads(heading)
+            group, member, storage_id = str(fields["group"]), int(fields["member"]), int(fields["memory"])
+            version = int(fields["unisono"])
         except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"{self.path}: its heading is not that of a member's storage") from error
+            raise StorageError(
+                f"{self.path}: it is not the storage of a member: its heading has the wrong format"
+            ) from error
         if version != _VERSION:
             raise StorageError(f"{self.path}: it is of version {version}, this is version {_VERSION}")
         if (group, member) != (self._group, self._member):
             raise StorageError(
                 f"{self.path}: it belongs to member {member} of {group!r}, not to member {self._member} of "
-                f"{self._group!r}; each member has a file of its own"
+                f"{self._group!r}; give each member its own file"
             )
-        return number
+        return storage_id
 
     def _os_failure(self, operation: str, error: OSError) -> StorageError:
         hints = {
             errno.ENOSPC: "the disk is full: make room",
             errno.EDQUOT: "the quota is used up: make room",
-            errno.EROFS: "it is on a file system that is read-only",
+            errno.EROFS: "its file system is read-only",
             errno.EACCES: "this process may not write there",
             errno.EPERM: "this process may not write there",
-            errno.EISDIR: "it is a folder: name a file in it",
+            errno.EISDIR: "it is a folder: give the path of a file in it",
         }
         hint = hints.get(error.errno or 0, error.strerror or str(error))
         return StorageError(
@@ -325,7 +334,7 @@ def _write_at(file: int, data: bytes, at: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The name of a new file is durable when its folder is."""
+    """Sync a folder, which makes the name of a new file durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

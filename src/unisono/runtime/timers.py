@@ -1,7 +1,9 @@
-"""One alarm at an absolute local time, with sub-millisecond precision where the platform has it.
+"""The local clock of a member, and an alarm at a local time.
 
-asyncio rounds its own timers up to epoll's millisecond. A timerfd is a file that becomes readable at the nanosecond
-asked for, so on Linux the loop watches one of those.
+`WallClock` shows nanoseconds since the Unix epoch. It never steps back and never jumps.
+
+`Alarm` calls back at a local time, with sub-millisecond precision on Linux. asyncio rounds its own timers up to the
+millisecond of epoll. A timerfd is a file that becomes readable at the requested nanosecond, so the loop watches one.
 """
 
 from __future__ import annotations
@@ -15,11 +17,103 @@ import time
 from collections.abc import Callable
 
 from unisono.model.histogram import Histogram
-from unisono.runtime.clock import WallClock
+
+SLEW_PPM = 500
+"""The clock gains or loses at most 500 µs per second: the limit of NTP daemons, and little compared with any slot."""
+STEP_THRESHOLD_NS = 10_000_000
+"""A larger difference between the clocks means that the system's clock was set."""
+INCARNATION_EPOCH_NS = 1_735_689_600 * 1_000_000_000
+_OFFSET_READS = 9
+_MILLION = 1_000_000
+
+
+class WallClock:
+    """The monotonic clock plus an offset, which follows the system's clock slowly.
+
+    The kernel runs both clocks at the same rate. They diverge only when the system's clock is set, at a leap second, or
+    when the machine was suspended. The group must not see that as a jump in time.
+    """
+
+    def __init__(
+        self,
+        *,
+        monotonic: Callable[[], int] = time.monotonic_ns,
+        system: Callable[[], int] = time.time_ns,
+        step_threshold_ns: int = STEP_THRESHOLD_NS,
+        ahead_ns: int = 0,
+    ) -> None:
+        """`ahead_ns` makes this clock wrong on purpose: it runs this far ahead of the system's clock."""
+        self._monotonic = monotonic
+        self._system = system
+        self._ahead_ns = ahead_ns
+        self._step_threshold_ns = step_threshold_ns
+        self.behind_ns = 0
+        """The system's clock minus this one, as `slew_toward_system` last measured it."""
+        _, self._offset, self.uncertainty_ns = self._read_offset()
+        # While a slew runs, the offset is still `_slew` short of `_offset` at its start and reaches it at its end.
+        self._slew = 0
+        self._slew_start = self._slew_end = 0
+
+    def now(self) -> int:
+        """The local time."""
+        monotonic = self._monotonic()
+        if monotonic < self._slew_end:
+            return monotonic + self._slewing_offset(monotonic)
+        return monotonic + self._offset
+
+    def system_ns(self, local_ns: int) -> int:
+        """The system's time when this clock shows `local_ns`."""
+        return local_ns - self._ahead_ns
+
+    def slew_toward_system(self) -> int:
+        """Read the system's clock and start to slew toward it; call this about once a second.
+
+        Return 0, or, if the difference is larger than a step, how far the system's clock is ahead of this one. It was
+        set, and at 500 µs per second it may take long until the two agree again.
+        """
+        monotonic, wanted, self.uncertainty_ns = self._read_offset()
+        current = self._slewing_offset(monotonic) if monotonic < self._slew_end else self._offset
+        self.behind_ns = behind = wanted - current
+        if abs(behind) <= self.uncertainty_ns:
+            wanted, behind = current, 0
+        self._offset, self._slew = wanted, behind
+        self._slew_start = monotonic
+        self._slew_end = monotonic + abs(behind) * (_MILLION // SLEW_PPM)
+        return self.behind_ns if abs(self.behind_ns) > self._step_threshold_ns else 0
+
+    def _slewing_offset(self, monotonic: int) -> int:
+        # `done` grows by at most one per nanosecond, so a slew backwards at worst stops the clock.
+        done = (monotonic - self._slew_start) * SLEW_PPM // _MILLION
+        return self._offset - self._slew + (done if self._slew > 0 else -done)
+
+    def _read_offset(self) -> tuple[int, int, int]:
+        """The monotonic time, the system's clock minus it, and the possible error of that difference.
+
+        Of several reads the fastest one counts: the process was not interrupted in it.
+        """
+        best: tuple[int, int, int] | None = None
+        for _ in range(_OFFSET_READS):
+            before = self._monotonic()
+            system = self._system() + self._ahead_ns
+            after = self._monotonic()
+            if best is None or after - before < best[2]:
+                best = after, system - (before + after) // 2, after - before
+        assert best is not None
+        latest, offset, width = best
+        return max(latest, after), offset, width
+
+
+def new_incarnation() -> int:
+    """A number that grows with time, so that a restarted member has a higher one without storage.
+
+    It counts eighths of a second since 2025 and wraps around in 2042.
+    """
+    return (WallClock().now() - INCARNATION_EPOCH_NS) // 125_000_000 % 2**32
+
 
 _NS_PER_S = 1_000_000_000
 _ITIMERSPEC = struct.Struct("@4l")
-"""The interval, which is none, and the time to go; seconds and nanoseconds of each."""
+"""The interval, which is 0, and the remaining time; each in seconds and nanoseconds."""
 
 
 if sys.version_info >= (3, 13) and sys.platform == "linux":
@@ -31,7 +125,7 @@ if sys.version_info >= (3, 13) and sys.platform == "linux":
             self.fd: int = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 
         def start(self, delay_ns: int) -> None:
-            """Become readable after a while; 0 stops the timer."""
+            """Become readable after this delay; 0 stops the timer."""
             os.timerfd_settime_ns(self.fd, initial=delay_ns)
 
 else:
@@ -54,7 +148,7 @@ else:
             self._spec_address = ctypes.addressof(ctypes.c_char.from_buffer(self._spec))
 
         def start(self, delay_ns: int) -> None:
-            """Become readable after a while; 0 stops the timer."""
+            """Become readable after this delay; 0 stops the timer."""
             _ITIMERSPEC.pack_into(self._spec, 0, 0, 0, delay_ns // _NS_PER_S, delay_ns % _NS_PER_S)
             if self._settime(self.fd, 0, self._spec_address, None) < 0:
                 code = ctypes.get_errno()
@@ -62,7 +156,7 @@ else:
 
 
 class Alarm:
-    """Calls back once when the local clock has reached the time set, never before it."""
+    """Calls back once when the local clock has reached the time set, never earlier."""
 
     def __init__(
         self,
@@ -73,7 +167,7 @@ class Alarm:
         precise: bool = True,
     ) -> None:
         self.lateness = Histogram()
-        """How long after the time set each call came, ns."""
+        """How long after the time set each call came, in nanoseconds."""
         self._loop = loop
         self._clock = clock
         self._callback = callback
@@ -82,10 +176,10 @@ class Alarm:
         self._handle: asyncio.TimerHandle | None = None
         self._timer = _open_timer(loop, self._expired) if precise else None
         self.precise = self._timer is not None
-        """Whether a timerfd is watched; without one, lateness is a millisecond and more."""
+        """Whether the alarm has a timerfd; without one it is late by a millisecond or more."""
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at this local time (soon, if it has passed); replaces the time set before. None: not at all."""
+        """Call back at this local time, or soon if it has passed. Replaces the time set before; None cancels it."""
         before = self._at_ns
         if at_ns == before:
             return
@@ -95,7 +189,7 @@ class Alarm:
             return
         now = self._clock.now()
         if before is not None and self._created_ns < before < now:
-            # It is over and nobody came: what it was for has been done just now, by something else, and late.
+            # The alarm was overdue, and another input has just done its work: that counts as late, too.
             self.lateness.add(now - before)
         self._set_at_ns = now
         self._start(max(at_ns - now, 1))
@@ -122,7 +216,7 @@ class Alarm:
             self._handle = self._loop.call_at(self._loop.time() + delay_ns / _NS_PER_S, self._fire)
 
     def _expired(self) -> None:
-        """The timerfd was readable; set anew since then, it has nothing to read."""
+        """The timerfd was readable. If the alarm has been set again since, there is nothing to read."""
         if self._timer is None:
             return
         try:
@@ -137,10 +231,10 @@ class Alarm:
             return
         now = self._clock.now()
         if now < at:
-            # The local clock is slewing backwards against the monotonic one, or a float was rounded.
+            # The local clock slews backwards relative to the monotonic one, or a float was rounded.
             self._start(at - now)
             return
-        # A time from before this alarm existed is a way to say "at once".
+        # A time before the creation of this alarm means "at once".
         self.lateness.add(now - (at if at > self._created_ns else self._set_at_ns))
         self._at_ns = None
         self._callback()
@@ -152,7 +246,7 @@ def _open_timer(loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) ->
     try:
         timer = _TimerFile()
     except (OSError, AttributeError):
-        return None  # no such call in this kernel or libc
+        return None  # this kernel or libc has no timerfd
     try:
         loop.add_reader(timer.fd, expired)
     except (NotImplementedError, OSError):

@@ -1,4 +1,4 @@
-"""UDP between the members: IP multicast where there is one, unicast fan-out where there is none."""
+"""UDP between the members: IP multicast if it is available, else one unicast copy per member."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from unisono.runtime.sockets import (
 BUFFER_BYTES = 32 * 1024 * 1024
 _READS_PER_WAKE = 64
 _BYTES_PER_WAKE = 1024 * 1024
-"""Reading stops here for a moment, so that a flood delays a timer by well under a millisecond."""
+"""Reading pauses after this many bytes, so that a flood delays timers by well under a millisecond."""
 _CLOSE_GRACE_S = 0.1
 
 
 class UdpTransport:
-    """One member's sockets. All sending is through the unicast socket, so one order holds for all that is sent."""
+    """One member's sockets. The unicast socket sends everything, so all datagrams leave in one order."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class UdpTransport:
         injection: FaultInjection | None = None,
         bound_socket: socket.socket | None = None,
     ) -> None:
-        """`bound` is a socket at this member's address, if there is one already; it is closed with the others."""
+        """`bound_socket` is an open socket at this member's address, if there is one; `close` closes it."""
         known = peers.by_member if isinstance(peers, Addresses) else peers
         if member not in known:
-            raise InvalidOption("peers", f"there is no address for member {member} itself")
+            raise InvalidOption("peers", f"there is no address for member {member} itself; add it")
         self.member = member
         self.errors: Counter[str] = Counter()
-        """What the system refused to send or to hand over, by the name of the error."""
+        """How many system calls failed, by the name of the error."""
         self.injection = injection
-        """What is done on purpose to what arrives."""
+        """Faults to inject into received datagrams."""
         self.multicast_error: str | None = None
-        """Why there is no multicast although it was asked for."""
+        """Why multicast does not work although the application asked for it."""
         resolved = peers if isinstance(peers, Addresses) else resolve_all(peers)
         self._family, self._addresses = resolved.family, resolved.by_member
         here = self._addresses[member]
@@ -78,7 +78,7 @@ class UdpTransport:
             Inbox(each, self.errors, multicast=each is not sock, offload=offload) for each in self._sockets
         ]
         self._routes: dict[tuple[int, ...], tuple[Address, ...]] = {}
-        """Addresses by destinations, resolved once."""
+        """By destinations, their addresses."""
         self._largest_segment = self.max_frame()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive: ReceiveCallback | None = None
@@ -87,32 +87,32 @@ class UdpTransport:
         self._dropped = 0
 
     def _join_multicast(self, sender: socket.socket, group: tuple[str, int], bound_to: str) -> None:
-        # A socket that is bound to every address hears the group where the others reach this member.
+        # A socket that is bound to all addresses receives the group on the interface where the peers reach this member.
         interface = self._addresses[self.member][0] if bound_to in {"0.0.0.0", "::"} else bound_to
         try:
-            hearing, self._multicast_address = open_multicast_socket(sender, group, interface)
+            receiver, self._multicast_address = open_multicast_socket(sender, group, interface)
         except (OSError, MissingDependency) as error:
             self.multicast_error = f"multicast to {group[0]} port {group[1]} at {interface}: {error}"
             return
         self._interface = interface
-        self._sockets.append(hearing)
+        self._sockets.append(receiver)
 
-    # -- what it is ------------------------------------------------------------------------------------------
+    # -- properties and counters -----------------------------------------------------------------------------
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the unicast socket is bound."""
+        """The address that the unicast socket is bound to."""
         host, port = self._sockets[0].getsockname()[:2]
         return str(host), int(port)
 
     @property
     def multicasting(self) -> bool:
-        """Whether datagrams to everyone can go by IP multicast."""
+        """Whether datagrams to the whole group can go by IP multicast."""
         return self._multicast_address is not None
 
     @property
     def gso(self) -> bool:
-        """Whether the kernel cuts one call into many datagrams."""
+        """Whether the kernel splits one call into many datagrams."""
         return self._outbox.gso
 
     @property
@@ -122,23 +122,23 @@ class UdpTransport:
 
     @property
     def sent(self) -> Traffic:
-        """What went out."""
+        """Counters of sent datagrams."""
         return self._outbox.traffic
 
     @property
     def received(self) -> Traffic:
-        """What came in, by unicast and multicast together."""
+        """Counters of received datagrams, by unicast and multicast together."""
         parts = [inbox.traffic for inbox in self._inboxes]
         return Traffic(sum(p.datagrams for p in parts), sum(p.bytes for p in parts), sum(p.syscalls for p in parts))
 
     def dropped(self) -> int:
-        """Datagrams that arrived when the receive buffers were full; the kernel threw them away."""
+        """How many datagrams the kernel dropped because the receive buffers were full."""
         if not self._closed:
             self._dropped = sum(map(kernel_drops, self._sockets))
         return self._dropped
 
     def max_frame(self) -> int:
-        """The largest datagram that reaches every peer, and the multicast group, in one piece."""
+        """The largest datagram that reaches every peer, and the multicast group, unfragmented."""
         sizes = [max_frame_to(self._family, address) for address in self._addresses.values()]
         if self._multicast_address is not None:
             sizes.append(max_frame_to(self._family, self._multicast_address, self._interface))
@@ -147,7 +147,7 @@ class UdpTransport:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def send(self, datagrams: Sequence[Datagram]) -> None:
-        """Send, or keep until the socket has room; never blocks, and keeps the order toward each destination."""
+        """Send datagrams, or keep them until the socket has room; never blocks, keeps the order to each destination."""
         outbox = self._outbox
         for first, buffers, size in split_into_runs(datagrams, self._largest_segment if outbox.gso else -1):
             segment = len(buffers[0])
@@ -155,7 +155,7 @@ class UdpTransport:
                 outbox.send(DatagramRun(address, buffers, segment, size))
 
     def _addresses_of(self, datagram: Datagram, count: int) -> tuple[Address, ...]:
-        """Where a datagram goes; `count` is how many like it, for the error count if a member has no address."""
+        """The addresses that a datagram goes to; counts errors for `count` datagrams if a member has no address."""
         if datagram.multicast and self._multicast_address is not None:
             return (self._multicast_address,)
         addresses = self._routes.get(datagram.destinations)
@@ -170,11 +170,11 @@ class UdpTransport:
 
     @property
     def backlog_bytes(self) -> int:
-        """What waits for room in the socket."""
+        """How many bytes wait for room in the socket."""
         return self._outbox.backlog_bytes
 
     def writable(self) -> bool:
-        """Whether nothing waits; while something does, offer no more. `after` is called when it has gone."""
+        """Whether no datagram waits. While one waits, send no more; `on_batch_done` is called when all have gone."""
         return not self._outbox.has_backlog
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class UdpTransport:
     def attach(
         self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
     ) -> None:
-        """Hand over each datagram as it arrives, and call `after` once after some; also when a backlog has gone."""
+        """Call `receive` with datagrams as they arrive, and `on_batch_done` after each batch and each sent backlog."""
         self._receive = receive if self.injection is None else self.injection.wrap(receive)
         self._loop, self._on_batch_done = loop, on_batch_done
         self._outbox.attach(loop, on_batch_done)
@@ -190,19 +190,19 @@ class UdpTransport:
             self._watch()
 
     def drain(self) -> int:
-        """Hand over all that has arrived until now, without calling `after`; how many datagrams.
+        """Hand over all datagrams that have arrived, without calling `on_batch_done`; return how many.
 
-        Reads nothing while reading is paused. A flood that goes on does not keep it: it stops when it has read as
-        much as the receive buffer held when it began.
+        Read nothing while reading is paused. A flood does not keep this function busy for ever: it stops when it has
+        read as much as the receive buffer can hold.
         """
         if self._receive is None or self._paused or self._closed or self._reading:
             return 0
-        # The kernel's accounting allows twice what it calls granted, and one datagram over.
+        # The kernel allows twice the size that it calls granted, and one more datagram.
         room = 2 * self.receive_buffer_granted + 65_536
         return sum(self._read(inbox, self._receive, room, room) for inbox in self._inboxes)
 
     def pause_reading(self) -> None:
-        """Leave what arrives in the kernel's buffer."""
+        """Leave arriving datagrams in the kernel's buffer."""
         if not self._paused:
             self._paused = True
             self._unwatch()
@@ -240,10 +240,10 @@ class UdpTransport:
                 self._loop.remove_reader(inbox.fileno)
 
     def close(self) -> None:
-        """Send what still waits, for a tenth of a second at most, and close the sockets."""
+        """Send waiting datagrams, for a tenth of a second at most, and close the sockets."""
         if self._closed:
             return
-        self.dropped()  # the last count that the sockets can give
+        self.dropped()  # the sockets can be asked for the count only while they are open
         self._closed = True
         self._unwatch()
         self._outbox.close()

@@ -1,8 +1,8 @@
-"""The deterministic world: an event heap that drives stacks through clocks, networks, faults and workloads.
+"""The deterministic simulator: an event heap that drives stacks through clocks, networks, faults and workloads.
 
-`run(scenario, seed)` plays a scenario; `World` is the same loop for hand-made clocks, delays and sends. Same seed,
-same run, byte for byte: chance comes from `streams` only, and nothing is iterated in the order of its hashes. No
-protocol decision is made here, no wall clock is read, and `runtime` is never imported.
+`run(scenario, seed)` runs a scenario; `World` is the same loop for hand-made clocks, delays and sends. The same seed
+gives the same run, byte for byte: all randomness comes from `random_streams`, and no loop depends on hash order. No
+module here makes a protocol decision, reads a wall clock or imports `runtime`.
 Tests: tests/unit/test_sim_*.py, tests/simulation/.
 """
 

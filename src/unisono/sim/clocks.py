@@ -1,7 +1,7 @@
 """Local clocks as functions of true time, each with its inverse, in exact integers.
 
 Paper 000 §2.2: every clock stays within Γ/2 of true time, and a timer fires at the first instant at which the clock
-shows at least the reading asked for. Clocks never go back; an adversarial one may stand still or leap.
+shows at least the requested reading. Clocks never go back; an adversarial clock may stand still or leap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Clock(Protocol):
     """One member's clock."""
 
     def local(self, true_ns: int) -> int:
-        """What the clock shows at a true time."""
+        """The reading of the clock at a true time."""
 
     def true_at(self, local_ns: int) -> int:
         """The first true instant at which the clock shows at least `local_ns`."""
@@ -27,7 +27,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedClock:
-    """Always off by the same amount."""
+    """A clock with a constant offset."""
 
     offset_ns: int = 0
 
@@ -40,26 +40,26 @@ class FixedClock:
 
 @dataclass(frozen=True, slots=True)
 class DriftingClock:
-    """Wanders between −`reach_ns` and +`reach_ns`, each way in `sweep_ns`; `phase_ns` says where it begins."""
+    """A clock whose offset moves between ±`amplitude_ns`, each way in `half_period_ns`; it begins at `phase_ns`."""
 
     amplitude_ns: int
     half_period_ns: int
     phase_ns: int = 0
 
     def __post_init__(self) -> None:
-        # Any faster and the clock would run backwards on the way down.
+        # A faster drift would let the clock run backwards on the way down.
         if self.half_period_ns < max(1, 2 * self.amplitude_ns):
             raise InvalidOption(
-                "clocks.sweep", f"{self.half_period_ns} ns is too fast for a reach of {self.amplitude_ns} ns"
+                "clocks.sweep", f"{self.half_period_ns} ns is too fast for an amplitude of {self.amplitude_ns} ns"
             )
 
     def local(self, true_ns: int) -> int:
-        where = (true_ns + self.phase_ns) % (2 * self.half_period_ns)
-        up = where if where < self.half_period_ns else 2 * self.half_period_ns - where
-        return true_ns + 2 * self.amplitude_ns * up // self.half_period_ns - self.amplitude_ns
+        position = (true_ns + self.phase_ns) % (2 * self.half_period_ns)
+        rise = position if position < self.half_period_ns else 2 * self.half_period_ns - position
+        return true_ns + 2 * self.amplitude_ns * rise // self.half_period_ns - self.amplitude_ns
 
     def true_at(self, local_ns: int) -> int:
-        # One correction lands within the drift of the correction; from there the answer is enclosed and halved.
+        # The first guess is wrong by the drift of one correction at most. Bracket the answer from there, then bisect.
         guess = 2 * local_ns - self.local(local_ns)
         step = 1
         if self.local(guess) >= local_ns:
@@ -82,24 +82,24 @@ class DriftingClock:
 
 
 class SteppedClock:
-    """An adversary's clock: from each step on it is off by another amount.
+    """An adversary's clock: each step gives it another offset.
 
-    A step forward is a leap. After a step back the clock stands still until true time has caught up, so that it
-    stays monotone and, if every offset is within Γ/2, within Γ/2.
+    A step forward is a leap. After a step back the clock stands still until true time has caught up. So it never goes
+    back, and it stays within Γ/2 if every offset is within Γ/2.
     """
 
     __slots__ = ("_floors", "_offsets", "_shown", "_times")
 
     def __init__(self, first_offset_ns: int, steps: Sequence[tuple[int, int]] = ()) -> None:
-        """`steps` are (true time, offset from then on), ascending."""
+        """`steps` are pairs (true time, offset from then on), in ascending order of time."""
         self._times = [at for at, _ in steps]
         if self._times != sorted(set(self._times)):
-            raise InvalidOption("clocks.steps", "steps come in ascending order of time")
+            raise InvalidOption("clocks.steps", "give the steps in ascending order of time, at most one per instant")
         self._offsets = [first_offset_ns, *(offset for _, offset in steps)]
         self._floors: list[int] = []
-        """What the clock showed when each step was taken: it never shows less afterwards."""
+        """The reading just before each step: the clock never shows less afterwards."""
         self._shown: list[int] = []
-        """What it shows from then on."""
+        """The reading just after each step."""
         floor = None
         for number, at in enumerate(self._times):
             before = at + self._offsets[number]
@@ -109,11 +109,11 @@ class SteppedClock:
 
     def local(self, true_ns: int) -> int:
         step = bisect_right(self._times, true_ns)
-        shows = true_ns + self._offsets[step]
-        return max(shows, self._floors[step - 1]) if step else shows
+        reading = true_ns + self._offsets[step]
+        return max(reading, self._floors[step - 1]) if step else reading
 
     def true_at(self, local_ns: int) -> int:
-        # The last step whose clock still shows less is where the reading is reached, unless a later leap skips it.
+        # The reading is reached after the last step that leaves the clock below it, or by the leap of the next step.
         step = bisect_left(self._shown, local_ns)
         reached = local_ns - self._offsets[step]
         return min(reached, self._times[step]) if step < len(self._times) else reached
@@ -122,7 +122,7 @@ class SteppedClock:
 def corner_clock(
     chance: RandomSource, half_gamma_ns: int, start_ns: int, end_ns: int, mean_interval_ns: int
 ) -> SteppedClock:
-    """Steps between −Γ/2 and +Γ/2 at chance times, `every_ns` apart on average."""
+    """A clock that steps between −Γ/2 and +Γ/2 at random times, `mean_interval_ns` apart on average."""
     offsets = (-half_gamma_ns, half_gamma_ns)
     first = offsets[int(chance.random() * 2)]
     steps: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""A disk that does what disks do in a crash: what was not synced is lost, in part, and the last record may be torn."""
+"""A simulated disk: a crash loses some of the records that were not synced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.sim.random_streams import random_below
 
 
 class SimDisk:
-    """One member's stable storage. `forgets` plants the defect that synced records are lost too."""
+    """One member's stable storage. `loses_synced_records` plants a defect: a crash loses synced records, too."""
 
     def __init__(self, chance: Random, *, loses_synced_records: bool = False) -> None:
         self._chance = chance
@@ -18,32 +18,32 @@ class SimDisk:
         self._synced_records: list[bytes] = []
         self._unsynced: list[bytes] = []
         self.sync_count = 0
-        """How often a write was made durable."""
+        """How many times writes were synced."""
 
     def apply(self, writes: Iterable[Write]) -> None:
-        """Write, in order; return when all that is not lazy is durable. A replacement is made whole or not at all."""
-        due = False
+        """Write in order, and sync if a write may not be lost. A replacement is atomic."""
+        must_sync = False
         for write in writes:
             if write.replaces_all:
                 self._synced_records, self._unsynced = [], []
             self._unsynced += write.records
-            due = due or not write.may_be_lost
-        if due:
+            must_sync = must_sync or not write.may_be_lost
+        if must_sync:
             self.sync_count += 1
             self._synced_records += self._unsynced
             self._unsynced = []
 
     def crash(self) -> None:
-        """Of what was not synced some of the first records are there; one that is torn is found out and cut off."""
+        """Keep a random number of the first unsynced records, and lose the others. A torn record counts as lost."""
         self._synced_records += self._unsynced[: random_below(self._chance, len(self._unsynced) + 1)]
         self._unsynced = []
         if self._loses_synced_records:
             del self._synced_records[random_below(self._chance, len(self._synced_records) + 1) :]
 
     def records(self) -> list[bytes]:
-        """What a new life finds."""
+        """The records that a new incarnation finds."""
         return [*self._synced_records, *self._unsynced]
 
     def stored_records(self, storage_id: int) -> StoredRecords:
-        """What a new life is given."""
+        """The records for the stack of a new incarnation."""
         return StoredRecords(storage_id, tuple(self.records()))

@@ -1,7 +1,7 @@
-"""Faults that datagrams meet on their way, as parts one composes; each counts what it did.
+"""Faults of links, which can be combined; each counts the datagrams that it has affected.
 
-A part takes the flights of one datagram (its copies so far, each with its delay) and gives them changed: none if it
-is lost, two if it is duplicated. Crashes and pauses happen to members and are the world's: see `World`.
+A fault takes the flights of one datagram (its copies so far, each with its delay) and returns the changed flights: none
+if the datagram is lost, two if it is duplicated. Crashes and pauses happen to members: see `World`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from unisono.sim.network import Flight, SimulatedLink
 
 
 class LinkFault(Protocol):
-    """One part."""
+    """One fault."""
 
     hits: int
-    """How many datagrams it has touched."""
+    """How many datagrams it has affected."""
 
     def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
-        """What becomes of a datagram that is sent now."""
+        """The flights of a datagram that is sent now, after this fault."""
 
 
 class FaultSpan:
-    """A span of the run in true time."""
+    """A span of a run, in true time."""
 
     __slots__ = ("_span", "_start_ns")
 
@@ -35,12 +35,12 @@ class FaultSpan:
         self._start_ns = start_ns
 
     def is_active(self, now: int) -> bool:
-        """Whether the span lasts."""
+        """Whether `now` is in the span."""
         return self._span.contains(now - self._start_ns)
 
 
 class LossFault:
-    """Loses datagrams, never more than the bounds allow of consecutive ones on a link."""
+    """Loses datagrams, but never more consecutive ones on a link than the bounds allow."""
 
     def __init__(self, faults: Sequence[Loss], start_ns: int, chance: RandomSource) -> None:
         self.hits = 0
@@ -55,7 +55,7 @@ class LossFault:
 
 
 class DuplicationFault:
-    """Lets a second copy arrive; it takes a delay of its own and no part in the link's order."""
+    """Adds a second copy with its own delay, outside the link's FIFO order."""
 
     def __init__(self, fault: Duplication, span: FaultSpan, chance: RandomSource) -> None:
         self.hits = 0
@@ -105,15 +105,15 @@ class PartitionFault:
 def link_fault(
     fault: Loss | Duplication | Reordering | Partition, start_ns: int, delta_ns: int, chance: RandomSource
 ) -> LinkFault:
-    """The part that a scenario's fault asks for, in a run that starts at `start_ns`."""
-    window = FaultSpan(fault.span, start_ns)
+    """The link fault for a scenario's fault, in a run that starts at `start_ns`."""
+    span = FaultSpan(fault.span, start_ns)
     match fault:
         case Loss():
             return LossFault((fault,), start_ns, chance)
         case Duplication():
-            return DuplicationFault(fault, window, chance)
+            return DuplicationFault(fault, span, chance)
         case Reordering():
-            return ReorderingFault(fault, window, chance, delta_ns)
+            return ReorderingFault(fault, span, chance, delta_ns)
         case Partition():
-            return PartitionFault(fault, window)
+            return PartitionFault(fault, span)
     assert_never(fault)

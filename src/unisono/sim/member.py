@@ -1,4 +1,8 @@
-"""One member in the world: its stack, its clock, its application, and what is written down about it."""
+"""One member in the simulated world: its stack, its clock, its application and its records.
+
+`SimulatedMember` delivers by events, `PullingMember` pulls its messages (the priority orders), and `RoutedMember` sends
+to several groups.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,10 @@ from unisono.model.events import (
     LeaveComplete,
     Notice,
     QueueStep,
+    Rejoining,
     StackEvent,
     TimingChange,
+    TopologyChange,
     ViewChange,
     Violation,
 )
@@ -29,7 +35,7 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk
-from unisono.stack import carry_out
+from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
 from unisono.trace.schema import EventKind
@@ -52,7 +58,7 @@ class Machine(Protocol):
 
 @runtime_checkable
 class SlotAwareStack(Protocol):
-    """A machine that knows what slots are now, and can be asked to change their length."""
+    """A machine with slots whose length can change."""
 
     @property
     def grid(self) -> SlotGrid: ...
@@ -60,14 +66,14 @@ class SlotAwareStack(Protocol):
 
 
 class PayloadMismatch(UnisonoError):
-    """A member delivered other bytes than were sent."""
+    """A member delivered bytes that differ from those sent."""
 
 
 class Scheduler(Protocol):
-    """What a node needs of the world."""
+    """The part of the world that a member uses."""
 
     sent_payloads: dict[tuple[int, int], list[bytes]] | None
-    """By sender and incarnation, all that its stack took, if deliveries are to be compared with it byte for byte."""
+    """By sender and incarnation, all accepted messages, if deliveries are compared with them; else None."""
     send_until_ns: int
 
     def schedule(self, at: int, callback: Callable[[int, Any], None], argument: object) -> None: ...
@@ -77,7 +83,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemberSetup:
-    """What stays the same when a simulated member restarts: its application, its storage, and its order's bound."""
+    """The parts of a simulated member that survive a restart: its application, its storage, and its order's bound."""
 
     timing: Timing
     workload: ScheduledSends = field(default_factory=silent)
@@ -86,15 +92,15 @@ class MemberSetup:
     disk: SimDisk | None = None
     """Its stable storage, if its order is durable."""
     consume_ns: int = 0
-    """Where the application pulls messages: how long it takes over each."""
+    """Where the application pulls messages: how long it needs for each."""
     priorities: Sequence[int] = (0,)
-    """Where the application pulls messages: the priorities of those that it sends, in turn."""
+    """Where the application pulls messages: the priorities of the messages it sends, in turn."""
     routes: Sequence[tuple[str, ...]] = ()
-    """Between groups: the destinations of its messages, in turn."""
+    """With several groups: the destinations of its messages, in turn."""
 
 
 class SimulatedMember:
-    """Turns what happens to a member into its stack's verbs, at the readings of its own clock."""
+    """Turns the events of the simulation into inputs of the stack, at the readings of the member's own clock."""
 
     __slots__ = (
         "_alarm_at",
@@ -142,16 +148,16 @@ class SimulatedMember:
         self.stack = stack
         self.clock = clock
         self.inactive_until_ns = NEVER
-        """Until when nothing reaches it: the end of its pause, or NEVER before it starts and after it has gone."""
+        """Nothing reaches the member before this time: the end of a pause; NEVER if it has not started or has ended."""
         self.accepted = 0
-        """How many messages its stack has taken: the next one's sequence."""
+        """How many messages its stack has accepted: the sequence number of the next one."""
         self.delivered = 0
-        """How many messages it has delivered: early, where there are two grades."""
+        """How many messages it has delivered; with two grades, the early deliveries."""
         self.delivered_final = 0
         self.violations: list[Violation] = []
         self.notices: list[Notice] = []
         self.started_slot: int | None = None
-        # Looked up once: these run for every datagram that arrives.
+        # Looked up once, because they run for every arriving datagram.
         self._read_clock = clock.local
         self._receive, self._step = stack.receive, stack.step
         self._rows = None if recorder is None else EventRecorder(recorder, member, self._slot_of, setup.bound_ns)
@@ -172,20 +178,20 @@ class SimulatedMember:
 
     @property
     def waiting_count(self) -> int:
-        """How many messages the application holds because its stack has not taken them."""
+        """How many messages of the application the stack has not accepted yet."""
         return len(self._waiting)
 
-    # -- what happens to the member --------------------------------------------------------------------------
+    # -- events of the simulation ----------------------------------------------------------------------------
 
     def start(self, now: int, _: object) -> None:
-        """The member comes up."""
+        """The member starts."""
         self.inactive_until_ns = 0
         local = self.clock.local(now)
         self.stack.wake(local)
         self._flush(now, local, local + 1)
 
     def arrive(self, now: int, data: bytes) -> None:
-        """A datagram arrives; one that finds nobody is gone, as with UDP."""
+        """A datagram arrives. It waits for the end of a pause, and is lost if the member is not up, as with UDP."""
         if now < self.inactive_until_ns:
             if self.up:
                 self._scheduler.schedule_arrival(self.inactive_until_ns, self.arrive, data)
@@ -196,7 +202,7 @@ class SimulatedMember:
         carry_out(self._step(), self)
 
     def on_alarm(self, now: int, number: int) -> None:
-        """The stack's alarm; an older number means that it has been set anew since."""
+        """The stack's alarm fires; `number` is out of date if the alarm has been set again since."""
         if number != self._alarm_number or self._defer_if_inactive(now, self.on_alarm, number):
             return
         local = self.clock.local(now)
@@ -204,11 +210,11 @@ class SimulatedMember:
         self.stack.wake(local)
         if self._waiting:
             self._submit_waiting(now, local)
-        # A stack that is still not content is woken when its clock has moved on, so that the world always does.
+        # If the stack wants to wake again at once, it does so 1 ns later, so that time always advances.
         self._flush(now, local, local + 1)
 
     def submit(self, now: int, sizes: tuple[int, ...]) -> None:
-        """The application hands in messages of these sizes."""
+        """The application submits messages of these sizes."""
         if self._defer_if_inactive(now, self.submit, sizes):
             return
         self._waiting.extend(map(self._payload, sizes))
@@ -217,12 +223,12 @@ class SimulatedMember:
         self._flush(now, local, 0)
 
     def submit_and_plan_next(self, now: int, sizes: tuple[int, ...]) -> None:
-        """The workload's turn: this offer now, and the next one when it is due."""
+        """Submit messages of the workload now, and schedule its next messages."""
         self.submit(now, sizes)
         self._plan_next_submission()
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """The application renegotiates."""
+        """The application changes its rate."""
         if self._defer_if_inactive(now, self.change_rate, rate):
             return
         local = self.clock.local(now)
@@ -235,7 +241,7 @@ class SimulatedMember:
             return
         local = self.clock.local(now)
         if not isinstance(self.stack, SlotAwareStack):
-            raise UnisonoError(f"member {self.member}'s machine knows no slots")
+            raise UnisonoError(f"the order of member {self.member} has no slots whose length can change")
         self.stack.change_slot(local, theta_ns)
         self._flush(now, local, 0)
 
@@ -248,15 +254,15 @@ class SimulatedMember:
         self._flush(now, local, 0)
 
     def crash(self, now: int, observer: Recorder | None) -> None:
-        """The member stops; only an onlooker can say so."""
+        """The member crashes; `observer` records that, because the member itself cannot."""
         if not self.up:
             return
         self.inactive_until_ns = NEVER
         if observer is not None:
             local = self.clock.local(now)
-            # It may have delivered part of its last slot, and is not held to the rest.
-            held_to = self._last_delivered_slot if self._last_delivered_slot is not None else self.started_slot
-            slot = self._slot_of(local) if held_to is None else held_to
+            # The member may have delivered only a part of its last slot, and need not deliver the rest.
+            last_slot = self._last_delivered_slot if self._last_delivered_slot is not None else self.started_slot
+            slot = self._slot_of(local) if last_slot is None else last_slot
             observer.event(
                 EventKind.CRASH,
                 slot=slot,
@@ -274,11 +280,11 @@ class SimulatedMember:
         )
 
     def pause(self, now: int, until: int) -> None:
-        """The member stands still."""
+        """The member pauses."""
         self.inactive_until_ns = max(self.inactive_until_ns, until)
 
     def _defer_if_inactive(self, now: int, callback: Callable[[int, Any], None], argument: object) -> bool:
-        """Whether nothing reaches the member now; what meets a pause is planned for its end."""
+        """Return whether the member is inactive now. If it is paused, schedule the call for the end of the pause."""
         if now >= self.inactive_until_ns:
             return False
         if self.up:
@@ -300,24 +306,24 @@ class SimulatedMember:
             self._scheduler.schedule(self._workload_start_ns + due[0], self.submit_and_plan_next, due[1])
 
     def _submit_waiting(self, now: int, local: int) -> None:
-        """Hand in what waits; what the stack does not take goes on waiting, for the stack's next wake."""
+        """Submit waiting messages; those that the stack does not accept wait for its next wake-up."""
         if now >= self._scheduler.send_until_ns:
             return
         while self._waiting:
             messages = list(islice(self._waiting, SUBMIT_BATCH_MESSAGES))
-            taken = self.stack.submit(local, messages)
-            for _ in range(taken):
+            accepted = self.stack.submit(local, messages)
+            for _ in range(accepted):
                 self._waiting.popleft()
-            if taken:
-                self._record_sent(now, local, messages[:taken])
-            if taken < len(messages):
+            if accepted:
+                self._record_sent(now, local, messages[:accepted])
+            if accepted < len(messages):
                 return
 
     def _slot_of(self, local: int) -> int:
         stack = self.stack
         return (stack.grid if isinstance(stack, SlotAwareStack) else self.setup.timing).slot_of(local)
 
-    # -- what the stack says ---------------------------------------------------------------------------------
+    # -- effects of the stack --------------------------------------------------------------------------------
 
     def _flush(self, now: int, local: int, earliest_alarm: int) -> None:
         """Carry out the effects of the inputs since the last step."""
@@ -391,12 +397,140 @@ class SimulatedMember:
         if self._scheduler.sent_payloads is not None:
             sent = self._scheduler.sent_payloads.get((batch.sender, batch.incarnation), [])
             if sent[batch.first_sequence : batch.first_sequence + batch.count] != batch.messages:
-                raise PayloadMismatch(f"member {self.member} delivered other bytes than were sent: {batch}")
+                raise PayloadMismatch(f"member {self.member} delivered bytes that differ from those sent: {batch}")
 
     def _on_view(self, change: ViewChange) -> None:
         if self.member not in change.joined:
             return
-        if self.started_slot is None:  # else it rejoins, and its application has gone on
+        if self.started_slot is None:  # otherwise it rejoins, and its application has been running
             self._workload_start_ns = self._now
             self._plan_next_submission()
         self.started_slot = change.view.first_slot
+
+
+class PullingMember(SimulatedMember):
+    """A member whose application pulls (paper 004): it consumes a message when it has finished the last one.
+
+    It needs `setup.consume_ns` per message. Its own messages have the priorities of `setup.priorities`, in turn.
+    """
+
+    __slots__ = ("_consuming", "_pulled_stack")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        member: int,
+        stack: Machine,
+        clock: Clock,
+        setup: MemberSetup,
+        *,
+        recorder: Recorder | None = None,
+        incarnation: int = 1,
+    ) -> None:
+        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        if not isinstance(stack, Stack):
+            raise TypeError(f"member {member} needs a stack of a priority order, not {stack!r}")
+        self._pulled_stack, self._consuming = stack, False
+
+    def arrive(self, now: int, data: bytes) -> None:
+        """A datagram arrives, and may make a message consumable."""
+        super().arrive(now, data)
+        self._plan_consume(now)
+
+    def _flush(self, now: int, local: int, earliest_alarm: int) -> None:
+        super()._flush(now, local, earliest_alarm)
+        self._plan_consume(now)
+
+    def _plan_consume(self, now: int) -> None:
+        if not self._consuming and self.up and self._pulled_stack.consumable():
+            self._consuming = True
+            self._scheduler.schedule(now + self.setup.consume_ns, self.consume, None)
+
+    def consume(self, now: int, _: object) -> None:
+        """The application has finished the last message and consumes the next."""
+        if self._defer_if_inactive(now, self.consume, None):
+            return
+        self._consuming, local = False, self.clock.local(now)
+        batch = self._pulled_stack.consume(local)
+        if batch is not None:
+            self._now, self._local_now = now, local
+            self.on_event(batch)
+        self._flush(now, local, 0)
+
+    def _submit_waiting(self, now: int, local: int) -> None:
+        """Submit waiting messages one by one, each with its priority; the rest waits for the stack's next wake-up."""
+        while self._waiting and now < self._scheduler.send_until_ns:
+            priority = self.setup.priorities[self.accepted % len(self.setup.priorities)]
+            if not self._pulled_stack.submit(local, (self._waiting[0],), priority):
+                return
+            self._record_sent(now, local, [self._waiting.popleft()], priority)
+
+    def on_event(self, event: StackEvent) -> None:
+        """Follow a rejoin: the new incarnation numbers its messages from 0."""
+        super().on_event(event)
+        if isinstance(event, Rejoining):
+            self.incarnation, self.accepted = event.incarnation, 0
+
+
+@runtime_checkable
+class MultigroupStack(Machine, Protocol):
+    """A machine that sends to several groups."""
+
+    def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int: ...
+    def destinations(self, groups: Sequence[str]) -> tuple[int, ...]: ...
+    def change_topology(self, now: int, sends: Sequence[str]) -> object: ...
+
+
+class RoutedMember(SimulatedMember):
+    """A member whose messages go to groups (paper 003): they have the destinations of `setup.routes`, in turn.
+
+    After a topology change they go in turn to all groups that are possible, and to each of these groups alone.
+    """
+
+    __slots__ = ("_multigroup_stack", "_routes")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        member: int,
+        stack: Machine,
+        clock: Clock,
+        setup: MemberSetup,
+        *,
+        recorder: Recorder | None = None,
+        incarnation: int = 1,
+    ) -> None:
+        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        if not isinstance(stack, MultigroupStack):
+            raise UnisonoError(f"the order of member {member} does not send to several groups")
+        self._multigroup_stack, self._routes = stack, setup.routes
+
+    def _submit_waiting(self, now: int, local: int) -> None:
+        """Submit waiting messages, each to its destinations; the rest waits for the stack's next wake-up."""
+        if not self._routes:
+            self._waiting.clear()  # there is no group to send to, so the application sends nothing
+        while self._waiting and now < self._scheduler.send_until_ns:
+            groups = self._routes[self.accepted % len(self._routes)]
+            count = len(self._waiting) if len(self._routes) == 1 else 1
+            messages = [self._waiting[number] for number in range(count)]
+            accepted = self._multigroup_stack.submit_to(local, messages, groups)
+            if not accepted:
+                return
+            for _ in range(accepted):
+                self._waiting.popleft()
+            self._record_sent(now, local, messages[:accepted], destinations=self._multigroup_stack.destinations(groups))
+
+    def change_topology(self, now: int, sends: tuple[str, ...]) -> None:
+        """The application asks its group to send to these groups."""
+        if self._defer_if_inactive(now, self.change_topology, sends):
+            return
+        local = self.clock.local(now)
+        self._multigroup_stack.change_topology(local, sends)
+        self._flush(now, local, 0)
+
+    def on_event(self, event: StackEvent) -> None:
+        """After a topology change, send in turn to all groups that are possible now, and to each of them alone."""
+        super().on_event(event)
+        if isinstance(event, TopologyChange):
+            single_groups = [(name,) for name in event.sends_to]
+            self._routes = [event.sends_to, *single_groups] if len(single_groups) > 1 else single_groups

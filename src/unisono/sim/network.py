@@ -1,4 +1,4 @@
-"""Links that take time: by a delay model held to Δ, or as an adversary chooses; FIFO unless a fault says otherwise."""
+"""Links with delays up to Δ, from a delay model or chosen by an adversary; FIFO unless a fault reorders datagrams."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from unisono.sim.faults import LinkFault
 
 Adversary: TypeAlias = Callable[[int, int, int, int], int]
-"""(sender, receiver, time, number of the datagram on its link) -> delay in [0, Δ]."""
+"""Maps (sender, receiver, time, number of the datagram on its link) to a delay in [0, Δ]."""
 
 DelaySource: TypeAlias = Callable[[int], int]
-"""The delay of the datagram that a link takes now."""
+"""Maps the time of sending to the delay of the datagram sent then."""
 
 Flight: TypeAlias = tuple[int, bool]
-"""A delay, and whether the datagram is free of the link's FIFO order."""
+"""A delay, and whether the datagram may overtake others on a FIFO link."""
 
 
 class SimulatedLink:
-    """The way from one member to another."""
+    """The link from one member to another."""
 
     __slots__ = ("draw_delay", "fifo", "last_arrival_ns", "receiver", "sender")
 
@@ -34,9 +34,9 @@ class SimulatedLink:
         self.last_arrival_ns = -1
 
     def arrival(self, now: int) -> int:
-        """When a datagram sent now arrives: never before an earlier one of a FIFO link.
+        """When a datagram sent now arrives: on a FIFO link never before an earlier one.
 
-        The wait keeps to Δ, since the earlier datagram was sent earlier and keeps to Δ itself.
+        The delay stays within Δ, because the earlier datagram was sent earlier and arrives within Δ itself.
         """
         at = now + self.draw_delay(now)
         if self.fifo:
@@ -47,7 +47,7 @@ class SimulatedLink:
 
 
 class SimulatedNetwork:
-    """All links between some members, and the faults that datagrams pass on the way, in the order given."""
+    """All links between some members, and the faults that apply to each datagram, in this order."""
 
     def __init__(self, links: Sequence[SimulatedLink], faults: Sequence[LinkFault] = ()) -> None:
         self._links_by_sender: dict[int, tuple[SimulatedLink, ...]] = {}
@@ -56,7 +56,7 @@ class SimulatedNetwork:
         self.faults = tuple(faults)
 
     def links_from(self, sender: int) -> tuple[SimulatedLink, ...]:
-        """A member's links to everybody else."""
+        """A member's links to all other members."""
         return self._links_by_sender.get(sender, ())
 
     def arrival_times(self, link: SimulatedLink, now: int) -> list[int]:
@@ -65,16 +65,16 @@ class SimulatedNetwork:
         for fault in self.faults:
             flights = fault.apply(link, now, flights)
         times: list[int] = []
-        for delay, free in flights:
+        for delay, may_overtake in flights:
             at = now + delay
-            if link.fifo and not free:
+            if link.fifo and not may_overtake:
                 at = link.last_arrival_ns = max(at, link.last_arrival_ns)
             times.append(at)
         return times
 
 
 def delays_from_model(model: DelayModel, delta_ns: int, chance: RandomSource) -> DelaySource:
-    """Delays drawn from a model, held to Δ."""
+    """Delays drawn from a model, truncated to Δ."""
     sample = truncated_to(model, delta_ns).sample
     return lambda _now: sample(chance)
 
@@ -88,7 +88,9 @@ def delays_from_adversary(adversary: Adversary, sender: int, receiver: int, delt
         ordinal += 1
         delay = adversary(sender, receiver, now, ordinal)
         if not 0 <= delay <= delta_ns:
-            raise InvalidOption("network.adversary", f"chose {delay} ns on {sender}→{receiver}, not 0 to {delta_ns}")
+            raise InvalidOption(
+                "network.adversary", f"chose {delay} ns on {sender}→{receiver}, but 0 to {delta_ns} ns are possible"
+            )
         return delay
 
     return draw
@@ -109,7 +111,7 @@ def network_with_model(
     *,
     fifo: bool = True,
 ) -> SimulatedNetwork:
-    """A network in which every link has this delay model and a stream of its own."""
+    """A network in which every link has this delay model and its own random stream."""
     return SimulatedNetwork(
         full_mesh(members, lambda a, b: delays_from_model(model, delta_ns, chance(a, b)), fifo=fifo)
     )
@@ -125,7 +127,7 @@ def adversarial_network(
 
 
 def corners(chance: RandomSource, delta_ns: int) -> Adversary:
-    """Nothing or Δ, by the toss of a coin."""
+    """A delay of 0 or Δ, with probability 1/2 each."""
     return lambda *_: delta_ns if chance.random() < 0.5 else 0
 
 
@@ -135,5 +137,5 @@ def constant_delay(delay_ns: int) -> Adversary:
 
 
 def delay_per_link(delays_ns: Mapping[tuple[int, int], int], default_ns: int = 0) -> Adversary:
-    """A delay per link, and one for all others."""
+    """A delay per link, and a default for all other links."""
     return lambda sender, receiver, *_: delays_ns.get((sender, receiver), default_ns)

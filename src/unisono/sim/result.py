@@ -1,4 +1,4 @@
-"""What a simulated run has to show."""
+"""The results of a simulated run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.trace.table import Trace
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Theorem 3 as it was seen, in frames and messages per slot: the largest over all members."""
+    """The quantities of Theorem 3 as measured, in frames per slot: the largest over all members."""
 
     avg_rate: float
     """NetAvgRate: frames per slot, on average."""
@@ -27,7 +27,7 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Result:
-    """One run. `until_ns` is when it ended: give it to the checkers, so that silence at the end counts as silence."""
+    """One run. Give `until_ns`, its end, to the checkers, so that messages missing at the end count as missing."""
 
     scenario: Scenario
     seed: int
@@ -46,16 +46,16 @@ class Result:
     traffic: dict[int, MemberTraffic]
     """By member, its frames and bytes in each slot."""
     datagrams_by_pair: dict[tuple[int, int], int]
-    """How many datagrams each member has sent to each; 0 stands for everybody."""
+    """By sender and receiver, the number of datagrams; receiver 0 is the whole group."""
     send_times: dict[tuple[int, int], list[int]]
-    """When each member has sent to each, to the millisecond; only where the topology changes under way."""
+    """By sender and receiver, the times of sending in milliseconds; only if the topology changes during the run."""
     violations: dict[int, list[Violation]]
     fault_hits: tuple[int, ...]
-    """How many datagrams each of the scenario's faults on links has touched."""
+    """How many datagrams each link fault of the scenario has affected."""
 
     @cached_property
     def trace(self) -> Trace:
-        """Everything that happened, as rows."""
+        """The trace of the run, as rows."""
         return self.memory_trace.trace(self.meta)
 
     @property

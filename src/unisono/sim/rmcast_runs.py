@@ -1,15 +1,15 @@
 """Many independent RMCasts among n processes, for counting: the automaton of net/rmcast/message.py and nothing else.
 
-Here is only the network (who loses a copy, how long it takes), crashes, and one loop over arrivals and deadlines. The
-scenarios are paper 002's (§5.2): nobody crashes; the originator crashes after copy 0; it crashes in the middle of
-copy 0, which then reaches a few. A fourth is Appendix C's: every process may crash at every send and before every
-takeover. A copy that its receiver will ignore is not carried: `max_recd` never falls, and what is below it counts only
-where copies are counted.
+This module adds the network (losses and delays of copies), crashes, and one loop over arrivals and deadlines. There are
+four crash scenarios. Three are those of paper 002 §5.2: no process crashes; the originator crashes after copy 0; the
+originator crashes in the middle of copy 0, which then reaches only a few processes. The fourth is that of Appendix C:
+every process may crash at every send and before every takeover. The loop leaves out copies that their receivers would
+ignore: those below `max_recd`, which never falls, unless receivers count copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
@@ -21,13 +21,13 @@ from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.redundancy import Redundancy
 from unisono.net.rmcast.message import MAXINT, NEVER, ZETA, RmcastMessage, RmcastRules
-from unisono.sim.random_delays import sample_delays
+from unisono.sim.random_streams import sample_delays
 
 CrashScenario = Literal["no crash", "originator crashes", "direct receivers", "anybody crashes"]
 
 ORIGINATOR = 0
 NOT_REACHED = 2**62
-"""The time at which a process that never got a copy got it."""
+"""The arrival time at a process that never gets a copy."""
 _MEMBER_BITS = 12
 _MEMBER_MASK = (1 << _MEMBER_BITS) - 1
 _TIME_SHIFT = 2 * _MEMBER_BITS
@@ -38,7 +38,7 @@ _CRASHED = -1
 
 @dataclass(frozen=True, slots=True)
 class RmcastCase:
-    """One point of an experiment: the group, its protocol, its network, and what crashes."""
+    """One point of an experiment: the group, its protocol, its network, and its crashes."""
 
     members: int
     redundancy: Redundancy
@@ -48,9 +48,9 @@ class RmcastCase:
     direct_receivers: int = 0
     """How many processes copy 0 reaches in scenario 3; none of those copies is lost (002-17)."""
     crash_in_send_probability: float = 0.0
-    """β: the probability that a broadcaster crashes after a send to one receiver, where anybody may crash."""
+    """β: the probability that a broadcaster crashes after a send to one receiver, in "anybody crashes"."""
     crash_before_takeover_probability: float = 0.0
-    """v: the probability that a process crashes before it takes over, where anybody may crash."""
+    """v: the probability that a process crashes before it takes over, in "anybody crashes"."""
 
     def __post_init__(self) -> None:
         if self.members < 2 or self.members * (self.redundancy.rho + 1) > _MEMBER_MASK:
@@ -69,34 +69,34 @@ class RmcastCase:
 
 @dataclass(slots=True)
 class RmcastOutcomes:
-    """What was seen of each run, in nanoseconds since the call; NOT_REACHED where somebody never got the message."""
+    """Measurements of each run, in nanoseconds since the call; NOT_REACHED if a process never gets the message."""
 
     first_ns: npt.NDArray[np.int64]
-    """When the first destination had it."""
+    """When the first destination got the message."""
     one_receiver_ns: npt.NDArray[np.int64]
-    """When one destination, drawn at random, had it."""
+    """When one destination, drawn at random, got it."""
     last_ns: npt.NDArray[np.int64]
-    """When the last destination that did not crash had it."""
+    """When the last destination that did not crash got it."""
     broadcasts: npt.NDArray[np.int64]
 
     def disagreed(self) -> npt.NDArray[np.bool_]:
-        """Whether somebody had the message and somebody who did not crash never did."""
+        """Whether a destination got the message and another, which did not crash, never did."""
         return (self.first_ns < NOT_REACHED) & (self.last_ns >= NOT_REACHED)
 
     def spread_after_one_receiver_ns(self) -> npt.NDArray[np.int64]:
-        """From the given destination to the last, of those runs in which it got the message; 0 if it was the last."""
-        had = self.one_receiver_ns < NOT_REACHED
-        last, given = self.last_ns[had], self.one_receiver_ns[had]
-        return np.where(last >= NOT_REACHED, NOT_REACHED, last - given)
+        """From the random destination to the last, for the runs in which it got the message; 0 if it was the last."""
+        reached = self.one_receiver_ns < NOT_REACHED
+        last_ns, one_ns = self.last_ns[reached], self.one_receiver_ns[reached]
+        return np.where(last_ns >= NOT_REACHED, NOT_REACHED, last_ns - one_ns)
 
     def spread_ns(self) -> npt.NDArray[np.int64]:
-        """From the first to the last; NOT_REACHED if there is none, 0 if nobody got it at all."""
+        """From the first to the last; NOT_REACHED if a destination never got it, 0 if none ever did."""
         spread = np.where(self.last_ns >= NOT_REACHED, NOT_REACHED, self.last_ns - self.first_ns)
         return np.where(self.first_ns >= NOT_REACHED, 0, spread)
 
 
 class RmcastRuns:
-    """The loop, and what its runs have in common."""
+    """Runs of one case, which share the rules of the protocol and the random numbers."""
 
     def __init__(self, case: RmcastCase, chance: np.random.Generator) -> None:
         self._case = case
@@ -109,121 +109,53 @@ class RmcastRuns:
 
         self._rules = [RmcastRules(i, case.members, case.redundancy, zeta) for i in range(case.members)]
         for rules in self._rules:
-            # The tables of an adaptive rule depend on nothing that differs between processes.
+            # The tables of an adaptive rule are the same for all processes.
             rules.omega_rule = self._rules[0].omega_rule
 
     def run(self, runs: int) -> RmcastOutcomes:
-        """That many RMCasts, one after the other."""
+        """Run this many RMCasts, one after the other."""
         others = self._case.members - 1
-        given = 1 + (self._chance.random(runs) * others).astype(np.int64)
-        first, at_given, last, broadcasts = [], [], [], []
+        drawn = 1 + (self._chance.random(runs) * others).astype(np.int64)
+        first, at_drawn, last, broadcasts = [], [], [], []
         for index in range(runs):
-            got, dead, count = self._run_once()
-            first.append(min(got[1:]))
-            at_given.append(got[given[index]])
-            if dead:
-                # Where everybody crashed nobody is left to miss it.
-                last.append(max((at for who, at in enumerate(got[1:], 1) if who not in dead), default=0))
+            received_ns, crashed, broadcast_count = self._run_once()
+            first.append(min(received_ns[1:]))
+            at_drawn.append(received_ns[drawn[index]])
+            if crashed:
+                # If all destinations crashed, none of them misses the message.
+                last.append(
+                    max((at for process, at in enumerate(received_ns[1:], 1) if process not in crashed), default=0)
+                )
             else:
-                last.append(max(got[1:]))
-            broadcasts.append(count)
-        columns = (np.array(column, dtype=np.int64) for column in (first, at_given, last, broadcasts))
+                last.append(max(received_ns[1:]))
+            broadcasts.append(broadcast_count)
+        columns = (np.array(column, dtype=np.int64) for column in (first, at_drawn, last, broadcasts))
         return RmcastOutcomes(*columns)
 
     def _run_once(self) -> tuple[list[int], list[int], int]:
-        """When each process first got the message, which of them crashed, and how many broadcasts there were."""
-        setting, rows = self._case, self._arrivals
-        mortal, crashes_at_once = setting.scenario == "anybody crashes", setting.scenario != "no crash"
-        # What is below a receiver's `max_recd` matters only to one that counts.
-        counts = self._rules[0].enough_broadcasts > 0
-        messages = [RmcastMessage(rules, ORIGINATOR) for rules in self._rules]
-        got = [NOT_REACHED] * setting.members
-        dead: list[int] = []
-        # What has been broadcast, as (copy number, broadcaster); arrivals refer to it by its place.
-        sent: list[tuple[int, int]] = []
-        # Arrivals, the soonest last, each one number: time, place in `sent`, receiver.
-        coming: list[int] = []
-        # (time, process), at most one that counts per process: `asked`. A deadline that moved back is looked at again.
-        # Who has crashed is asked for at a time before all others, and so never again.
-        alarms: list[tuple[int, int]] = []
-        asked = [NEVER] * setting.members
-
-        now, who, k = 0, ORIGINATOR, messages[ORIGINATOR].originate(0)
-        row = next(rows)
-        if setting.scenario == "direct receivers":
-            row = self._direct_copies()
-        if crashes_at_once and not mortal:
-            asked[ORIGINATOR] = _CRASHED
+        """When each process first got the message, which processes crashed, and how many broadcasts there were."""
+        case = self._case
+        run = _SingleRun(self._rules, case, self._chance)
+        now, broadcaster, copy_number = 0, ORIGINATOR, run.messages[ORIGINATOR].originate(0)
+        copies = next(self._arrivals)
+        if case.scenario == "direct receivers":
+            copies = self._direct_copies()
+        if case.scenario in {"originator crashes", "direct receivers"}:
+            run.alarm_ns[ORIGINATOR] = _CRASHED
         while True:
-            if mortal and (reach := self._sends_before_crash()) < setting.members - 1:
-                served = self._receivers_served(who, reach)
-                row = [code for code in row if code & _MEMBER_MASK in served]
-                asked[who] = _CRASHED
-                dead.append(who)
-            base = (now << _TIME_SHIFT) | (len(sent) << _MEMBER_BITS)
-            sent.append((k, who))
-            up_to = MAXINT - 1 if counts else k
-            coming += [
-                base + code
-                for code in row
-                if messages[code & _MEMBER_MASK].max_recd <= up_to and code & _MEMBER_MASK != who
-            ]
-            coming.sort(reverse=True)
-            deadline = messages[who].deadline
-            if deadline < asked[who]:
-                asked[who] = deadline
-                heappush(alarms, (deadline, who))
-            # Until somebody broadcasts: arrivals, and alarms between them; an arrival at the very instant goes first.
-            while True:
-                if alarms:
-                    now, who = alarms[0]
-                    until = (now + 1) << _TIME_SHIFT
-                elif coming:
-                    until = coming[0] + 1
-                else:
-                    return got, dead, len(sent)
-                while coming and coming[-1] < until:
-                    code = coming.pop()
-                    receiver = code & _MEMBER_MASK
-                    message = messages[receiver]
-                    number, broadcaster = sent[(code >> _MEMBER_BITS) & _MEMBER_MASK]
-                    if message.on_copy(code >> _TIME_SHIFT, number, broadcaster):
-                        got[receiver] = code >> _TIME_SHIFT
-                    deadline = message.deadline
-                    if deadline < asked[receiver]:
-                        asked[receiver] = deadline
-                        heappush(alarms, (deadline, receiver))
-                        now, who = alarms[0]
-                        until = (now + 1) << _TIME_SHIFT
-                if not alarms:
-                    continue
-                heappop(alarms)
-                if asked[who] != now:
-                    continue
-                message = messages[who]
-                if message.deadline > now:
-                    asked[who] = deadline = message.deadline
-                    if deadline < NEVER:
-                        heappush(alarms, (deadline, who))
-                    continue
-                if (
-                    mortal
-                    and message.phase == ZETA
-                    and self._chance.random() < setting.crash_before_takeover_probability
-                ):
-                    asked[who] = _CRASHED
-                    dead.append(who)
-                    continue
-                k = message.wake(now)
-                asked[who] = NEVER
-                if k >= 0:
-                    row = next(rows)
-                    break
-                asked[who] = deadline = message.deadline
-                heappush(alarms, (deadline, who))
+            if run.any_may_crash and (served_count := self._sends_before_crash()) < case.members - 1:
+                served = self._receivers_served(broadcaster, served_count)
+                copies = [copy for copy in copies if copy & _MEMBER_MASK in served]
+                run.crash(broadcaster)
+            run.broadcast(now, broadcaster, copy_number, copies)
+            following = run.next_broadcast()
+            if following is None:
+                return run.received_ns, run.crashed, len(run.broadcasts)
+            now, broadcaster, copy_number = following
+            copies = next(self._arrivals)
 
     def _sends_before_crash(self) -> int:
-        """How many receivers a broadcaster serves before it crashes; as many as there are, or more: it does not."""
+        """How many receivers a broadcaster serves before it crashes; all of them or more: it does not crash."""
         if self._case.crash_in_send_probability <= 0:
             return self._case.members
         return int(self._chance.geometric(self._case.crash_in_send_probability))
@@ -235,24 +167,26 @@ class RmcastRuns:
         return set(order[:count])
 
     def _direct_copies(self) -> list[int]:
-        """Copy 0 at exactly `direct` receivers, drawn at random."""
-        setting = self._case
-        chosen = 1 + self._chance.permutation(setting.members - 1)[: setting.direct_receivers]
-        took = sample_delays(setting.delay, self._chance.random(setting.direct_receivers))
-        return [(delay << _TIME_SHIFT) | who for delay, who in zip(took.tolist(), chosen.tolist(), strict=True)]
+        """The copies 0 that reach exactly `direct_receivers` receivers, drawn at random."""
+        case = self._case
+        chosen = 1 + self._chance.permutation(case.members - 1)[: case.direct_receivers]
+        delays = sample_delays(case.delay, self._chance.random(case.direct_receivers))
+        return [
+            (delay << _TIME_SHIFT) | receiver for delay, receiver in zip(delays.tolist(), chosen.tolist(), strict=True)
+        ]
 
     def _random_arrivals(self) -> Iterator[list[int]]:
-        """For each broadcast the copies that arrive, as delay and receiver in one number, the last one first."""
-        setting, chance = self._case, self._chance
-        everyone = np.arange(setting.members, dtype=np.int64)
+        """For each broadcast the copies that arrive, as delay and receiver in one number, the longest delay first."""
+        case, chance = self._case, self._chance
+        everyone = np.arange(case.members, dtype=np.int64)
         while True:
-            took = sample_delays(setting.delay, chance.random((_ROWS_PER_DRAW, setting.members)))
-            codes = (np.minimum(took, _MAX_DELAY_NS) << _TIME_SHIFT) | everyone
-            lost = chance.random((_ROWS_PER_DRAW, setting.members)) < setting.loss
+            delays = sample_delays(case.delay, chance.random((_ROWS_PER_DRAW, case.members)))
+            codes = (np.minimum(delays, _MAX_DELAY_NS) << _TIME_SHIFT) | everyone
+            lost = chance.random((_ROWS_PER_DRAW, case.members)) < case.loss
             codes[lost] = -1
             codes = -np.sort(-codes, axis=1)
-            arrive = setting.members - lost.sum(axis=1)
-            for row, count in zip(codes.tolist(), arrive.tolist(), strict=True):
+            arriving = case.members - lost.sum(axis=1)
+            for row, count in zip(codes.tolist(), arriving.tolist(), strict=True):
                 yield row[:count]
 
     def _random_zetas(self) -> Iterator[int]:
@@ -260,3 +194,117 @@ class RmcastRuns:
         eta = self._case.redundancy.eta_ns
         while True:
             yield from np.ceil(self._chance.random(4096) * (eta - 1)).astype(np.int64).tolist()
+
+
+class _SingleRun:
+    """One RMCast: the automaton of each process, the copies under way, and the alarms."""
+
+    __slots__ = (
+        "_alarms",
+        "_arrivals",
+        "_case",
+        "_chance",
+        "_counts_copies",
+        "alarm_ns",
+        "any_may_crash",
+        "broadcasts",
+        "crashed",
+        "messages",
+        "received_ns",
+    )
+
+    def __init__(self, rules: Sequence[RmcastRules], case: RmcastCase, chance: np.random.Generator) -> None:
+        self._case = case
+        self._chance = chance
+        self.any_may_crash = case.scenario == "anybody crashes"
+        self._counts_copies = rules[0].enough_broadcasts > 0
+        self.messages = [RmcastMessage(each, ORIGINATOR) for each in rules]
+        self.received_ns = [NOT_REACHED] * case.members
+        """When each process first got the message."""
+        self.crashed: list[int] = []
+        self.broadcasts: list[tuple[int, int]] = []
+        """(copy number, broadcaster) of each broadcast; arrivals refer to a broadcast by its index."""
+        self._arrivals: list[int] = []
+        """The soonest last. Each is one number: time, index in `broadcasts`, receiver."""
+        self.alarm_ns = [NEVER] * case.members
+        """The time of each process's alarm; _CRASHED, which no alarm can precede, for a crashed process."""
+        self._alarms: list[tuple[int, int]] = []
+        """A heap of (time, process). An entry whose time is not in `alarm_ns` has been replaced."""
+
+    def crash(self, process: int) -> None:
+        """Let a process stop: its alarm never fires again."""
+        self.alarm_ns[process] = _CRASHED
+        self.crashed.append(process)
+
+    def broadcast(self, now: int, broadcaster: int, copy_number: int, copies: Sequence[int]) -> None:
+        """Put copies on their way; each is one number: delay, receiver."""
+        messages = self.messages
+        base = (now << _TIME_SHIFT) | (len(self.broadcasts) << _MEMBER_BITS)
+        self.broadcasts.append((copy_number, broadcaster))
+        # A receiver ignores a copy below its `max_recd`, unless it counts copies.
+        highest_needed = MAXINT - 1 if self._counts_copies else copy_number
+        self._arrivals += [
+            base + copy
+            for copy in copies
+            if messages[copy & _MEMBER_MASK].max_recd <= highest_needed and copy & _MEMBER_MASK != broadcaster
+        ]
+        self._arrivals.sort(reverse=True)
+        deadline = messages[broadcaster].deadline
+        if deadline < self.alarm_ns[broadcaster]:
+            self.alarm_ns[broadcaster] = deadline
+            heappush(self._alarms, (deadline, broadcaster))
+
+    def next_broadcast(self) -> tuple[int, int, int] | None:
+        """Process arrivals and alarms up to the next broadcast: its time, broadcaster and copy number.
+
+        None if nothing is left to happen.
+        """
+        while self._alarms or self._arrivals:
+            self._process_arrivals()
+            if self._alarms:
+                now, process = heappop(self._alarms)
+                copy_number = self._on_alarm(now, process)
+                if copy_number >= 0:
+                    return now, process, copy_number
+        return None
+
+    def _process_arrivals(self) -> None:
+        """Process all arrivals up to the first alarm; an arrival at the very instant of the alarm comes first."""
+        arrivals, alarms, alarm_ns = self._arrivals, self._alarms, self.alarm_ns
+        until = (alarms[0][0] + 1) << _TIME_SHIFT if alarms else arrivals[0] + 1
+        while arrivals and arrivals[-1] < until:
+            arrival = arrivals.pop()
+            receiver = arrival & _MEMBER_MASK
+            message = self.messages[receiver]
+            copy_number, broadcaster = self.broadcasts[(arrival >> _MEMBER_BITS) & _MEMBER_MASK]
+            if message.on_copy(arrival >> _TIME_SHIFT, copy_number, broadcaster):
+                self.received_ns[receiver] = arrival >> _TIME_SHIFT
+            deadline = message.deadline
+            if deadline < alarm_ns[receiver]:
+                alarm_ns[receiver] = deadline
+                heappush(alarms, (deadline, receiver))
+                until = (alarms[0][0] + 1) << _TIME_SHIFT
+
+    def _on_alarm(self, now: int, process: int) -> int:
+        """Wake a process; the number of the copy that it broadcasts now, negative if it broadcasts none."""
+        if self.alarm_ns[process] != now:
+            return -1
+        message = self.messages[process]
+        if message.deadline > now:  # it was put off
+            self.alarm_ns[process] = message.deadline
+            if message.deadline < NEVER:
+                heappush(self._alarms, (message.deadline, process))
+            return -1
+        if (
+            self.any_may_crash
+            and message.phase == ZETA
+            and self._chance.random() < self._case.crash_before_takeover_probability
+        ):
+            self.crash(process)
+            return -1
+        copy_number = message.wake(now)
+        self.alarm_ns[process] = NEVER
+        if copy_number < 0:
+            self.alarm_ns[process] = message.deadline
+            heappush(self._alarms, (message.deadline, process))
+        return copy_number

@@ -1,4 +1,4 @@
-"""Plays a scenario: turns its plain values into clocks, links, faults and stacks, and lets the world run."""
+"""Runs a scenario: builds its clocks, links, faults and stacks, and runs the world."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import RunMeta
 
 DRAIN_DELTAS = 100
-"""So many times Δ are left for views to change and messages to be queued after the last was sent."""
+"""After the last message is sent, the run goes on for this many Δ: views change and messages are queued."""
 FINAL_DRAIN_NS = 2 * NS_PER_S
-"""So long is left for what was sent last to become final."""
+"""After the last message is sent, the run goes on for this time: messages become final."""
 QUIESCENCE_CHECK_INTERVAL_NS = 10 * NS_PER_MS
 QUIESCENCE_MARGIN_NS = 30 * NS_PER_MS
-"""So long a world that rests is still watched: what is on its way arrives."""
+"""A quiescent world runs for this time longer, so that datagrams in flight arrive."""
 FIRST_INCARNATION = 1
-"""The incarnation of every simulated member."""
+"""The first incarnation of every simulated member."""
 
 
 def run(
@@ -62,15 +62,18 @@ def run(
     compare_payloads: bool = False,
     is_quiescent: Callable[[World], bool] | None = None,
 ) -> Result:
-    """One run of a scenario; the scenario's own seed unless told.
+    """Run a scenario, by default with its own seed.
 
-    Applications send for the scenario's `seconds`; then the world runs on for the latency bound, within which all
-    that was accepted has to be delivered. `check` and `payloads` are the world's. A world that is `resting` is stopped
-    soon after; the run counts as having gone on to its end, so that what is missing by then is missing for good.
+    Applications send until the scenario's `run_ns`. Then the world runs on for the latency bound, within which all
+    accepted messages must be delivered. `check` and `compare_payloads` are those of `World`. If `is_quiescent` says
+    that nothing is left to do, the run stops soon after. It counts as if it had run to its end, so that a missing
+    delivery is missing for good.
     """
     seed = scenario.seed if seed is None else seed
     try:
-        world, memory, bound_ns, reliable = build_world(scenario, seed, check=check, compare_payloads=compare_payloads)
+        world, memory_trace, bound_ns, reliable = build_world(
+            scenario, seed, check=check, compare_payloads=compare_payloads
+        )
     except InvalidOption as error:
         raise ScenarioError(scenario.source, error.field, error.problem) from error
     until = world.send_until_ns + bound_ns + drain_ns(scenario)
@@ -79,23 +82,23 @@ def run(
         if is_quiescent(world):
             break
     world.run(until if is_quiescent is None else min(until, world.now + QUIESCENCE_MARGIN_NS))
-    nodes = world.members
-    declared = max((each.setup.bound_ns for each in nodes.values() if each.setup.bound_ns is not None), default=None)
+    members = world.members
+    declared = max((each.setup.bound_ns for each in members.values() if each.setup.bound_ns is not None), default=None)
     return Result(
         scenario,
         seed,
         run_meta(scenario, seed, bound_ns, reliable, declared),
-        memory,
+        memory_trace,
         until_ns=until,
         events=world.steps,
         datagrams=world.datagrams,
-        sent={member: node.accepted for member, node in nodes.items()},
-        delivered={member: node.delivered or node.delivered_final for member, node in nodes.items()},
-        unsent={member: node.waiting_count for member, node in nodes.items()},
+        sent={number: member.accepted for number, member in members.items()},
+        delivered={number: member.delivered or member.delivered_final for number, member in members.items()},
+        unsent={number: member.waiting_count for number, member in members.items()},
         traffic=world.ledger.traffic if world.ledger is not None else {},
         datagrams_by_pair=dict(world.ledger.datagrams_by_pair) if world.ledger is not None else {},
         send_times=world.ledger.send_times if world.ledger is not None else {},
-        violations={member: node.violations for member, node in nodes.items()},
+        violations={number: member.violations for number, member in members.items()},
         fault_hits=tuple(fault.hits for fault in world.network.faults),
     )
 
@@ -109,30 +112,30 @@ def build_world(
 ) -> tuple[World, MemoryTrace, int, bool]:
     """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free.
 
-    The bound has room for what the scenario's crashes cost an order with a leader.
+    The bound includes the time that an order with a leader needs for the scenario's crashes.
     """
     streams = RandomStreams(seed)
-    # The run begins at the first instant of a slot, so that a script can name instants of slots.
+    # The run begins at the beginning of a slot, so that a scenario can give times relative to slots.
     start = scenario.epoch_ns - scenario.epoch_ns % scenario.timing.theta_ns
-    memory = MemoryTrace(_run_name(scenario, seed), scenario.group)
+    memory_trace = MemoryTrace(_run_name(scenario, seed), scenario.group)
     world = World(
         _network(scenario, streams, start),
         start_ns=start,
         send_until_ns=start + scenario.run_ns,
-        memory_trace=memory,
+        memory_trace=memory_trace,
         ledger=TrafficLedger(keeps_send_times=any(isinstance(step, PlannedTopologyChange) for step in scenario.steps)),
         check=check,
         compare_payloads=compare_payloads,
     )
     starts = {step.member: start + step.at_ns for step in scenario.steps if isinstance(step, Start)}
-    deaths = sorted((fault.at_ns, fault.member) for fault in scenario.faults if isinstance(fault, Crash))
-    died = list(dict.fromkeys(member for _, member in deaths))
+    crashes = sorted((fault.at_ns, fault.member) for fault in scenario.faults if isinstance(fault, Crash))
+    crashed = list(dict.fromkeys(member for _, member in crashes))
     bound, reliable = 0, True
     disks = {member: SimDisk(streams.stream("disk", member)) for member in scenario.members}
     for member in scenario.members:
         stack = _build_stack(scenario, member, FIRST_INCARNATION, disks[member])
         bounds = [stack.bound_ns(), *_requested_slot_bounds(scenario, member)]
-        bound = max(bound, max(bounds) + stack.outage_ns(died))
+        bound = max(bound, max(bounds) + stack.outage_ns(crashed))
         reliable = reliable and stack.gap_free()
         world.add(
             member,
@@ -149,13 +152,14 @@ def build_world(
             disk=disks[member] if needs_storage(scenario.order, scenario.grades) else None,
         )
     _schedule_steps_and_faults(world, scenario, start, disks)
-    return world, memory, bound, reliable
+    return world, memory_trace, bound, reliable
 
 
 def drain_ns(scenario: Scenario) -> int:
-    """How long it takes until all is consumed in the priority order, whose consumers set the pace; or all is final.
+    """How long the run goes on after the latency bound.
 
-    Between groups, as long as the scenario says that a message may take.
+    In the priority orders until all messages are consumed, with final deliveries until all messages are final, and with
+    several groups for the bound that the scenario states.
     """
     if scenario.multigroup is not None:
         return scenario.expect.bound_ns or 0
@@ -166,13 +170,13 @@ def drain_ns(scenario: Scenario) -> int:
 
 
 def _requested_slot_bounds(scenario: Scenario, member: int) -> list[int]:
-    """The bounds that hold while slots are as long as somebody asks for."""
+    """The latency bounds with the slot lengths that members ask for during the run."""
     policy = scenario.policy_for(member)
     return [build(replace(policy, timing=timing)).bound_ns() for timing in scenario.timings[1:]]
 
 
 def _schedule_steps_and_faults(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimDisk]) -> None:
-    """Scripts, steps and the faults that happen to members."""
+    """Schedule the scripted sends, the steps and the faults of members."""
     for member in scenario.members:
         for send in scenario.workloads[member].sends:
             world.send(start + send.at_ns, member, send.sizes)
@@ -215,25 +219,25 @@ def _rebuild_after_crash(scenario: Scenario, member: int, disks: Mapping[int, Si
 
 def _network(scenario: Scenario, streams: RandomStreams, start: int) -> SimulatedNetwork:
     plan, delta = scenario.network, scenario.timing.delta_ns
-    special = {(link.sender, link.receiver): link.delay for link in plan.links}
+    delays_by_link = {(link.sender, link.receiver): link.delay for link in plan.links}
 
     def draw(sender: int, receiver: int) -> DelaySource:
         chance = streams.stream("network", sender, receiver)
-        own = special.get((sender, receiver))
+        own = delays_by_link.get((sender, receiver))
         if own is not None or plan.adversary == "none":
             return delays_from_model(own or plan.delay, delta, chance)
         adversary = corners(chance, delta) if plan.adversary == "corners" else constant_delay(delta)
         return delays_from_adversary(adversary, sender, receiver, delta)
 
-    parts: list[LinkFault] = []
+    faults: list[LinkFault] = []
     losses = [fault for fault in scenario.faults if isinstance(fault, Loss)]
     for number, fault in enumerate(scenario.faults):
         if isinstance(fault, Loss):
-            if fault is losses[0]:  # all of them are one part: their bounds hold together
-                parts.append(LossFault(losses, start, streams.stream("fault", number)))
+            if fault is losses[0]:  # one LossFault has all of them, because their bounds apply together
+                faults.append(LossFault(losses, start, streams.stream("fault", number)))
         elif not isinstance(fault, Crash | Pause):
-            parts.append(link_fault(fault, start, delta, streams.stream("fault", number)))
-    return SimulatedNetwork(full_mesh(scenario.members, draw, fifo=plan.fifo), parts)
+            faults.append(link_fault(fault, start, delta, streams.stream("fault", number)))
+    return SimulatedNetwork(full_mesh(scenario.members, draw, fifo=plan.fifo), faults)
 
 
 def _clock(scenario: Scenario, member: int, streams: RandomStreams, start: int) -> Clock:
@@ -262,7 +266,7 @@ def _run_name(scenario: Scenario, seed: int) -> str:
 def run_meta(
     scenario: Scenario, seed: int, bound_ns: int, gap_free: bool, declared_bound_ns: int | None = None
 ) -> RunMeta:
-    """The trace's parameters; a bound that the scenario states counts in place of the order's."""
+    """The parameters of the trace; a bound in the scenario overrides that of the order."""
     stated = scenario.expect.bound_ns
     return RunMeta(
         run=_run_name(scenario, seed),

@@ -1,4 +1,4 @@
-"""What members put on the network, slot by slot: the figures of Theorem 3."""
+"""The traffic of each member, slot by slot: the quantities of Theorem 3."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unisono.model.ids import EVERYONE
 from unisono.wire.frame import KIND_AT, Kind, unpack_header
 
 _SLOT_FIELD = 10
-"""Where a header's fields have the slot."""
+"""The index of the slot among the fields of a header."""
 _DATA_KINDS = frozenset(map(int, (Kind.DATA, Kind.FEC, Kind.RMCAST)))
 
 
 @dataclass(slots=True)
 class MemberTraffic:
-    """One member's datagrams. Data frames count for the slot that they belong to, whenever they leave."""
+    """One member's datagrams. A data frame counts for its slot, even if it leaves later."""
 
     frames_by_slot: dict[int, int] = field(default_factory=dict)
     bytes_by_slot: dict[int, int] = field(default_factory=dict)
@@ -42,26 +42,26 @@ class MemberTraffic:
 
 
 class TrafficLedger:
-    """Counts the datagrams of every member; one to everyone counts once, as the paper's net-mcast does."""
+    """Counts the datagrams of every member; one to the whole group counts once, like the paper's net-mcast."""
 
     def __init__(self, *, keeps_send_times: bool = False) -> None:
         self.traffic: dict[int, MemberTraffic] = {}
         self.send_times: dict[tuple[int, int], list[int]] = {}
-        """When each member has sent to each, to the millisecond; empty unless `timed`."""
+        """By sender and receiver, the times of sending in milliseconds; empty unless `keeps_send_times`."""
         self.keeps_send_times = keeps_send_times
         self.datagrams_by_pair: Counter[tuple[int, int]] = Counter()
-        """How many datagrams each member has sent to each; 0 stands for everybody."""
+        """By sender and receiver, the number of datagrams; receiver 0 is the whole group."""
 
     def record_send_times(self, now: int, member: int, datagrams: Sequence[Datagram]) -> None:
-        """A member sends these now."""
-        when = now - now % NS_PER_MS
+        """Record the times at which a member sends datagrams."""
+        millisecond = now - now % NS_PER_MS
         for datagram in datagrams:
             times = self.send_times.setdefault((member, _pair_receiver(datagram)), [])
-            if not times or times[-1] != when:
-                times.append(when)
+            if not times or times[-1] != millisecond:
+                times.append(millisecond)
 
     def record(self, member: int, datagrams: Sequence[Datagram]) -> None:
-        """A member sends these."""
+        """Count the datagrams that a member sends."""
         load = self.traffic.get(member)
         if load is None:
             load = self.traffic[member] = MemberTraffic()

@@ -1,7 +1,7 @@
-"""The loop: one heap of what happens when, in true time.
+"""The event loop of the simulator: one heap of scheduled events, in true time.
 
-At equal times datagrams arrive first (erratum 000-22: an arrival at the time-out counts), then timers, application
-inputs and faults take their turns in the order in which they were planned.
+At equal times datagrams arrive first (erratum 000-22: an arrival at the time-out counts). Timers, application inputs
+and faults follow in the order in which they were scheduled.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk
-from unisono.sim.member import Machine, MemberSetup, SimulatedMember
+from unisono.sim.member import Machine, MemberSetup, PullingMember, RoutedMember, SimulatedMember
 from unisono.sim.network import SimulatedLink, SimulatedNetwork
-from unisono.sim.pulling_member import PullingMember
-from unisono.sim.routed_member import RoutedMember
 from unisono.sim.traffic import TrafficLedger
 from unisono.stack import Stack
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import OBSERVER
 
 ScheduledEvent: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
-"""(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""
+"""(true time, rank, callback, argument). Ranks are unique, so the heap never compares callbacks."""
 
 _Route: TypeAlias = tuple[SimulatedLink, Callable[[int, bytes], None]]
-"""A link, and what its datagrams arrive at."""
+"""A link, and the callback for its arrivals."""
 _AFTER_ARRIVALS = 1 << 61
 _LAST = 1 << 62
 
@@ -38,7 +36,7 @@ Check: TypeAlias = "Callable[[World], None]"
 
 
 class _TimeReached(Exception):
-    """The time until which the world was to run is over."""
+    """The world has reached the end of the requested run."""
 
 
 def _stop_at(now: int, _: object) -> None:
@@ -48,8 +46,8 @@ def _stop_at(now: int, _: object) -> None:
 class World:
     """Members, the network between them, and time.
 
-    Times are true times in nanoseconds. `check` is called after every step. With `payloads` every delivery is
-    compared with what was sent, byte for byte. Nobody sends from `send_until` on; `run` may go on.
+    Times are true times in nanoseconds. The world calls `check` after every event. With `compare_payloads` it compares
+    every delivery with the message sent, byte for byte. From `send_until_ns` on no application sends.
     """
 
     def __init__(
@@ -75,11 +73,11 @@ class World:
         self.steps = 0
         """How many events have happened."""
         self.datagrams = 0
-        """How many datagrams were put on links; one to everyone counts once per link."""
+        """How many datagrams were put on links; one to the whole group counts once per link."""
         self._heap: list[ScheduledEvent] = []
         self._scheduled_count = 0
         self._routes: dict[int, dict[tuple[int, ...], tuple[_Route, ...]]] = {}
-        """By sender and destinations: the links to take."""
+        """By sender and destinations, the links to use."""
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -99,11 +97,11 @@ class World:
         bound_ns: int | None = None,
         disk: SimDisk | None = None,
     ) -> SimulatedMember:
-        """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later.
+        """Add a member, which starts at `starts_at_ns`, or when its clock first shows 0 if that is later.
 
-        Where the order is pulled, its application takes `consume_ns` over a message, and its messages have the
-        priorities of `levels` in turn; where there are `routes`, these are the destinations of its messages, in turn.
-        `bound_ns` is the latency bound that its order declares.
+        In the priority orders, its application needs `consume_ns` per message, and its messages have `priorities` in
+        turn. With several groups, `routes` are the destinations of its messages, in turn. `bound_ns` is the latency
+        bound that its order declares.
         """
         if member in self.members:
             raise InvalidOption("members", f"member {member} is in the world already")
@@ -122,39 +120,39 @@ class World:
         return added
 
     def send(self, at: int, member: int, sizes: Sequence[int]) -> None:
-        """A member's application hands in messages of these sizes."""
+        """Let a member's application submit messages of these sizes."""
         self.schedule(at, self.members[member].submit, tuple(sizes))
 
     def change_rate(self, at: int, member: int, rate: Rate) -> None:
-        """A member renegotiates its rate."""
+        """Let a member change its rate."""
         self.schedule(at, self.members[member].change_rate, rate)
 
     def change_slot(self, at: int, member: int, theta_ns: int) -> None:
-        """A member, in whatever life it is then, asks for slots of another length."""
+        """Let a member, in its incarnation at that time, ask for slots of another length."""
         self.schedule(at, lambda now, _: self.members[member].change_slot(now, theta_ns), None)
 
     def change_topology(self, at: int, member: int, sends: tuple[str, ...]) -> None:
-        """A member, in whatever life it is then, asks its group to send to these groups."""
+        """Let a member, in its incarnation at that time, ask its group to send to these groups."""
 
         def change(now: int, _: object) -> None:
-            node = self.members[member]
-            if not isinstance(node, RoutedMember):
-                raise InvalidOption("topology", f"member {member} knows no groups to send to")
-            node.change_topology(now, sends)
+            simulated = self.members[member]
+            if not isinstance(simulated, RoutedMember):
+                raise InvalidOption("topology", f"the order of member {member} does not send to several groups")
+            simulated.change_topology(now, sends)
 
         self.schedule(at, change, None)
 
     def leave(self, at: int, member: int) -> None:
-        """A member leaves in order."""
+        """Let a member leave in order."""
         self.schedule(at, self.members[member].leave, None)
 
     def crash(self, at: int, member: int) -> None:
-        """A member stops for good."""
+        """Let a member crash."""
         observer = None if self.memory_trace is None else self.memory_trace.recorder(OBSERVER)
         self.schedule(at, self.members[member].crash, observer)
 
     def restart(self, at: int, member: int, build: Callable[[int], Machine]) -> None:
-        """A member that has crashed comes back with the stack that `build` makes for its new incarnation."""
+        """Restart a crashed member with the stack that `build` makes for its new incarnation."""
         self.schedule(at, self._restart, (member, build))
 
     def _restart(self, now: int, request: tuple[int, Callable[[int], Machine]]) -> None:
@@ -169,33 +167,33 @@ class World:
         restarted.start(now, None)
 
     def pause(self, from_ns: int, to_ns: int, member: int) -> None:
-        """A member stands still; what happens to it meanwhile is handled at the end."""
+        """Pause a member; it handles the events of that time at the end of the pause."""
         self.schedule(from_ns, self.members[member].pause, to_ns)
 
     def schedule(self, at: int, callback: Callable[[int, Any], None], argument: object) -> None:
-        """Plan anything but an arrival."""
+        """Schedule any event but an arrival."""
         self._scheduled_count += 1
         heappush(self._heap, (at, _AFTER_ARRIVALS + self._scheduled_count, callback, argument))
 
     def schedule_arrival(self, at: int, callback: Callable[[int, bytes], None], data: bytes) -> None:
-        """Plan an arrival."""
+        """Schedule the arrival of a datagram."""
         self._scheduled_count += 1
         heappush(self._heap, (at, self._scheduled_count, callback, data))
 
     # -- running ---------------------------------------------------------------------------------------------
 
     def run(self, until: int) -> None:
-        """Let everything happen up to and including `until`."""
+        """Process all events up to and including `until`."""
         heap, check, pop = self._heap, self.check, heappop
-        # An entry that comes after everything else of its time ends the loop, which need not look ahead.
+        # An entry that ranks after all others of its time ends the loop, so the loop need not compare times.
         heappush(heap, (until, _LAST, _stop_at, None))
         steps = -1
         try:
             while True:
-                now, _, act, what = pop(heap)
+                now, _, callback, argument = pop(heap)
                 self.now = now
                 steps += 1
-                act(now, what)
+                callback(now, argument)
                 if check is not None:
                     check(self)
         except _TimeReached:
@@ -210,29 +208,29 @@ class World:
             self.ledger.record(sender.member, datagrams)
             if self.ledger.keeps_send_times:
                 self.ledger.record_send_times(now, sender.member, datagrams)
-        heap, planned, faulty = self._heap, self._scheduled_count, bool(self.network.faults)
+        heap, scheduled, faulty = self._heap, self._scheduled_count, bool(self.network.faults)
         for datagram in datagrams:
             data = datagram.data
-            way = routes.get(datagram.destinations)
-            if way is None:
-                way = routes[datagram.destinations] = self._links_to(sender.member, datagram.destinations)
-            for link, arrive in way:
+            links = routes.get(datagram.destinations)
+            if links is None:
+                links = routes[datagram.destinations] = self._links_to(sender.member, datagram.destinations)
+            for link, arrive in links:
                 self.datagrams += 1
                 if faulty:
                     for at in self.network.arrival_times(link, now):
-                        planned += 1
-                        heappush(heap, (at, planned, arrive, data))
+                        scheduled += 1
+                        heappush(heap, (at, scheduled, arrive, data))
                     continue
-                # This is Link.arrival, written out: it runs once per datagram and receiver.
+                # This is SimulatedLink.arrival, inlined because it runs once per datagram and receiver.
                 at = now + link.draw_delay(now)
                 if link.fifo:
                     if at < link.last_arrival_ns:
                         at = link.last_arrival_ns
                     else:
                         link.last_arrival_ns = at
-                planned += 1
-                heappush(heap, (at, planned, arrive, data))
-        self._scheduled_count = planned
+                scheduled += 1
+                heappush(heap, (at, scheduled, arrive, data))
+        self._scheduled_count = scheduled
 
     def _links_to(self, sender: int, destinations: tuple[int, ...]) -> tuple[_Route, ...]:
         """The links from a member to these members, in the network's order; absent members have none."""

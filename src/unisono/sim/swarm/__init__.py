@@ -1,1 +1,1 @@
-"""Random scenarios of every kind, one per seed."""
+"""Random scenarios for simulations, one per seed: each module draws scenarios of one kind. Tests: tests/simulation/."""

@@ -1,7 +1,7 @@
-"""Random scenarios in which deliveries become final, one per seed: trouble, and then quiet in which all has to settle.
+"""Random scenarios with final deliveries, one per seed: faults first, then a quiet period in which all becomes final.
 
-Members crash and come back with their disks, stand still, are cut off, leave and join late; datagrams are lost. A
-majority never crashes, since final deliveries promise nothing without one. Early deliveries need no majority.
+Members crash and restart with their disks, pause, are partitioned, leave and join late; datagrams are lost. A majority
+never crashes, because final deliveries need one. Early deliveries need no majority.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.model.timing import Timing
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
 QUIET_PERIOD_NS = 300 * NS_PER_MS
-"""Members go on sending for so long after the last trouble."""
+"""Members go on sending for this time after the last fault."""
 
 
 def finals(seed: int) -> Scenario:
@@ -34,7 +34,7 @@ def finals(seed: int) -> Scenario:
             Loss(Span(0, trouble_ns + QUIET_PERIOD_NS), random_choice(chance, (0.05, 0.3)), loss_burst, loss_burst + 1)
         )
     elif random_bool(chance, 0.3):
-        # More than the group allows for: early deliveries have gaps that nobody expected, final ones have none.
+        # More loss than the group tolerates: early deliveries have unexpected gaps, final ones have none.
         faults.append(Loss(Span(0, trouble_ns), random_choice(chance, (0.01, 0.1))))
     elif random_bool(chance, 0.3):
         faults.append(Duplication(Span(), 0.2))
@@ -62,19 +62,19 @@ def finals(seed: int) -> Scenario:
 
 
 def cbr_finals(seed: int) -> Scenario:
-    """Over the CBR order, which tolerates nothing: members stop delivering early, each at a place of its own."""
+    """The scenario of a seed over the CBR order, which tolerates no fault: early deliveries stop anywhere."""
     chance = RandomStreams(seed).stream("cbr finals")
     members = tuple(range(1, random_choice(chance, (3, 3, 4, 5)) + 1))
     theta = random_choice(chance, (5, 10, 40)) * NS_PER_MS
     timing = Timing(random_choice(chance, (NS_PER_MS, theta, 2 * theta)), random_choice(chance, (0, theta // 5)), theta)
-    # The group begins with a second of the clock; it is at work until the trouble, and quiet follows.
+    # The group starts with a full second of the clock. It runs until the faults begin; a quiet period follows them.
     begins_ns, trouble_ns = 2_000 * NS_PER_MS, random_int(chance, 50, 400) * NS_PER_MS
     trouble = Span(begins_ns, begins_ns + trouble_ns)
     faults: list[Fault] = []
     steps: list[ScenarioStep] = []
-    mortal = list(members)
-    chance.shuffle(mortal)
-    for member in mortal[: (len(members) - 1) // 2]:
+    may_crash = list(members)
+    chance.shuffle(may_crash)
+    for member in may_crash[: (len(members) - 1) // 2]:
         fate, at_ns = (
             random_choice(chance, ("crash", "crash", "leave", "nothing")),
             begins_ns + random_below(chance, trouble_ns),
@@ -118,18 +118,18 @@ def cbr_finals(seed: int) -> Scenario:
 def _workload(chance: Random, max_message: int) -> Workload:
     if random_bool(chance, 0.15):
         return Workload("silent")
-    often = random_choice(chance, (20.0, 60.0, 150.0))
+    rate = random_choice(chance, (20.0, 60.0, 150.0))
     if random_bool(chance, 0.4):
-        return Workload("bursts", 0, max_message, burst=4, every_ns=int(4e9 / often))
-    return Workload("poisson", 0, max_message, rate=often)
+        return Workload("bursts", 0, max_message, burst=4, every_ns=int(4e9 / rate))
+    return Workload("poisson", 0, max_message, rate=rate)
 
 
 def _member_faults(chance: Random, members: tuple[int, ...], trouble_ns: int) -> tuple[list[Fault], list[ScenarioStep]]:
     faults: list[Fault] = []
     steps: list[ScenarioStep] = []
-    mortal = list(members)
-    chance.shuffle(mortal)
-    for member in mortal[: (len(members) - 1) // 2]:
+    may_crash = list(members)
+    chance.shuffle(may_crash)
+    for member in may_crash[: (len(members) - 1) // 2]:
         fate = random_choice(chance, ("crash", "crash", "restart", "restart", "leave", "late", "nothing"))
         at_ns = 1 + random_below(chance, trouble_ns - 1)
         if fate in {"crash", "restart"}:

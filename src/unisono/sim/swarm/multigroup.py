@@ -1,4 +1,4 @@
-"""Random scenarios of quasi-genuine groups: any topology, clocks that differ, loss, crashes with recovery."""
+"""Random scenarios with several groups (order quasi_genuine): any topology, wrong clocks, loss, crashes, restarts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from unisono.sim.random_streams import RandomStreams, random_below, random_bool,
 
 GROUP_SIZE = 3
 DRAIN_NS = 1_500 * NS_PER_MS
-"""From the end of the sending on nothing goes wrong: so long it takes at most until everything is delivered."""
+"""No fault happens after the end of sending, so everything is delivered within this time."""
 GROUP_NAMES = "abcdef"
 LARGE_PROBABILITY = 0.03
-"""So many of the scenarios are large: many groups, in which most members send, and for longer."""
+"""This share of the scenarios is large: many groups, in which most members send, and for longer."""
 
 TOPOLOGY_CHANGE_PROBABILITY = 0.4
-"""In so many the topology changes under way."""
+"""In this share of the scenarios the topology changes during the run."""
 
 
 def groups_scenario(seed: int) -> Scenario:
-    """One scenario; the same seed gives the same."""
+    """The scenario of a seed."""
     chance = RandomStreams(seed).stream("groups")
     large = random_bool(chance, LARGE_PROBABILITY)
     count = (
@@ -43,8 +43,11 @@ def groups_scenario(seed: int) -> Scenario:
     send_ns = (200 if large else random_choice(chance, (40, 60, 60, 80, 80, 100, 120, 250))) * NS_PER_MS
     topology = _topology(chance, count)
     members = topology.members
-    able = tuple(member for member in members if topology.sends[topology.group_of(member)])
-    senders = {random_choice(chance, able) for _ in range(2 * len(able) if large else random_int(chance, 2, 4))}
+    possible_senders = tuple(member for member in members if topology.sends[topology.group_of(member)])
+    senders = {
+        random_choice(chance, possible_senders)
+        for _ in range(2 * len(possible_senders) if large else random_int(chance, 2, 4))
+    }
     delta = random_int(chance, 1, 8) * NS_PER_MS
     timing = Timing(delta, random_below(chance, 2 * delta), random_int(chance, 1, 5) * NS_PER_MS)
     window = random_choice(chance, (0, 0, 0, delta, None))
@@ -87,7 +90,7 @@ def _topology(chance: Random, count: int) -> Topology:
     }
     density = random_choice(chance, (0.3, 0.6, 1.0))
     sends = {name: [other for other in names if random_bool(chance, density)] for name in names}
-    if random_bool(chance, 0.3) or not any(sends.values()):  # a ring, which is as asymmetric and cyclic as can be
+    if random_bool(chance, 0.3) or not any(sends.values()):  # a ring, the most asymmetric and cyclic topology
         sends = {name: [name, names[(number + 1) % count]] for number, name in enumerate(names)}
     return Topology({name: tuple(members) for name, members in groups.items()}, sends)
 
@@ -105,15 +108,15 @@ def _routes(chance: Random, topology: Topology, member: int) -> tuple[tuple[str,
     receivers = topology.receivers_from(topology.group_of(member))
     if not receivers:
         return ((topology.group_of(member),),)
-    turns = []
+    routes = []
     for _ in range(random_int(chance, 1, 4)):
         chosen = tuple(name for name in receivers if random_bool(chance, 0.5))
-        turns.append(chosen or (random_choice(chance, receivers),))
-    return tuple(turns)
+        routes.append(chosen or (random_choice(chance, receivers),))
+    return tuple(routes)
 
 
 def _topology_changes(chance: Random, topology: Topology, send_ns: int) -> tuple[PlannedTopologyChange, ...]:
-    """Members have their groups send to other groups, now and then to nobody."""
+    """Random requests of members that their groups send to other groups, sometimes to none."""
     if not random_bool(chance, TOPOLOGY_CHANGE_PROBABILITY):
         return ()
     steps = []
@@ -128,18 +131,18 @@ def _topology_changes(chance: Random, topology: Topology, send_ns: int) -> tuple
 def _faults(chance: Random, topology: Topology, send_ns: int) -> tuple[tuple[Fault, ...], tuple[ScenarioStep, ...]]:
     faults: list[Fault] = []
     steps: list[ScenarioStep] = []
-    trouble = Span(0, send_ns)
+    sending = Span(0, send_ns)
     if random_bool(chance, 0.6):
-        faults.append(Loss(trouble, random_choice(chance, (0.01, 0.05, 0.15))))
+        faults.append(Loss(sending, random_choice(chance, (0.01, 0.05, 0.15))))
     if random_bool(chance, 0.3):
-        faults.append(Duplication(trouble, 0.1))
+        faults.append(Duplication(sending, 0.1))
     if random_bool(chance, 0.3):
-        faults.append(Reordering(trouble, 0.2))
+        faults.append(Reordering(sending, 0.2))
     if random_bool(chance, 0.2):
-        apart = tuple(member for member in topology.members if random_bool(chance, 0.3))
-        if apart:
+        isolated = tuple(member for member in topology.members if random_bool(chance, 0.3))
+        if isolated:
             start = random_below(chance, send_ns)
-            faults.append(Partition(Span(start, min(send_ns, start + send_ns // 3) + 1), (apart,)))
+            faults.append(Partition(Span(start, min(send_ns, start + send_ns // 3) + 1), (isolated,)))
     for name in topology.names:
         if random_bool(chance, 0.4):
             member, at = random_choice(chance, tuple(topology.groups[name])), random_below(chance, send_ns)

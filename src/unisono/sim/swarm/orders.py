@@ -1,9 +1,10 @@
 """Short random scenarios of every order, one per seed: thousands of them take minutes.
 
-Each keeps to what its order assumes, and within that is as unkind as it can be: clocks and delays at their corners,
-members that come up late, change their rates, leave, and for orders that allow it crash, come back, are cut off, stand
-still, and lose datagrams within the declared bound. `Expect.bound_ns` is the theorem's bound, as errata correct it;
-where members of an order with a leader die it is left to the order, which knows what that costs.
+Each keeps the assumptions of its order, and within them is as adverse as possible: clocks and delays at their limits,
+members that start late, change their rates and leave. If the order tolerates it, members also crash, restart, are
+partitioned, pause, and lose datagrams within the declared bound. `Expectation.bound_ns` is the bound of the theorem, as
+errata correct it. If members of an order with a leader crash, the order itself states the bound, because it knows how
+long a change of leader takes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from unisono.sim.random_streams import RandomStreams, random_below, random_bool,
 from unisono.stack import build
 
 FORMING_NS = 8 * NS_PER_MS
-"""Members that do not join a running group come up within this."""
+"""Members that do not join a running group start within this time."""
 
 
 def any_order(seed: int) -> Scenario:
-    """The scenario of a seed; seeds take turns between the kinds."""
+    """The scenario of a seed; consecutive seeds have different kinds."""
     kind = KINDS[seed % len(KINDS)]
     return _SCENARIO_BUILDERS[kind](RandomStreams(seed).stream("any order"), seed)
 
@@ -106,7 +107,7 @@ def _scenario(
 
 
 def _members(chance: Random, low: int = 2, high: int = 8) -> tuple[int, ...]:
-    """Mostly few, since a run's cost grows with their square; any numbers."""
+    """Random members: mostly few, because the cost of a run grows with the square of their count."""
     count = min(random_int(chance, low, high) for _ in range(random_choice(chance, (1, 3, 3, 3, 3, 3))))
     first, apart = random_choice(chance, (1, 1, 7)), random_choice(chance, (1, 1, 13))
     return tuple(range(first, first + count * apart, apart))
@@ -130,17 +131,17 @@ def _workload(chance: Random, rate: Rate, max_message: int) -> Workload:
     high = random_int(chance, 0, max_message)
     if random_bool(chance, 0.2):
         return Workload("silent")
-    # Now and then more than was declared: then the stack pushes back.
-    often = min(rate.avg, 250.0) * random_choice(chance, (0.2, 0.8, 1.5))
+    # Sometimes more than the declared rate, so that the stack applies back-pressure.
+    rate_hz = min(rate.avg, 250.0) * random_choice(chance, (0.2, 0.8, 1.5))
     if random_bool(chance, 0.4):
         return Workload(
-            "bursts", 0, high, burst=random_int(chance, 1, rate.burst), every_ns=int(rate.burst * 1e9 / often)
+            "bursts", 0, high, burst=random_int(chance, 1, rate.burst), every_ns=int(rate.burst * 1e9 / rate_hz)
         )
-    return Workload(random_choice(chance, ("poisson", "cbr")), 0, high, rate=often)
+    return Workload(random_choice(chance, ("poisson", "cbr")), 0, high, rate=rate_hz)
 
 
 def _span_ns(chance: Random, timing: Timing) -> int:
-    """How long things happen: enough slots for everything to be under way at once."""
+    """How long members send: enough slots for messages of all stages to be in flight at once."""
     return random_int(chance, 5, 11) * timing.theta_ns + 2 * (timing.delta_ns + timing.gamma_ns)
 
 
@@ -157,7 +158,7 @@ def _rate_changes(chance: Random, members: tuple[int, ...], timing: Timing, run_
 
 
 def _duplication_and_reordering(chance: Random) -> list[Fault]:
-    """What orders have to bear although the paper's network does not do it: it stays within Δ."""
+    """Faults within Δ that orders must tolerate, although the network of the paper does not have them."""
     faults: list[Fault] = []
     if random_bool(chance, 0.25):
         faults.append(Duplication(Span(), random_choice(chance, (0.05, 0.5))))
@@ -167,7 +168,7 @@ def _duplication_and_reordering(chance: Random) -> list[Fault]:
 
 
 def _formed_ns(timing: Timing, steps: list[ScenarioStep]) -> int:
-    """When a group that waits for everybody has formed."""
+    """When a group that waits for all its members has formed."""
     latest = max((step.at_ns for step in steps if isinstance(step, Start)), default=0)
     return latest + max(timing.delta_ns, timing.theta_ns, 10 * NS_PER_MS) + 3 * (timing.delta_ns + timing.gamma_ns)
 
@@ -176,7 +177,7 @@ def _formed_ns(timing: Timing, steps: list[ScenarioStep]) -> int:
 
 
 def _cbr(chance: Random, seed: int) -> Scenario:
-    """Cycles last a second, so these runs do too: a few, at rates so low that little happens in them."""
+    """Cycles last a second, so these runs last some seconds, at rates low enough to keep them quick."""
     members, theta = _members(chance), random_choice(chance, (5 * NS_PER_MS, 7_777_777))
     delta = random_choice(chance, (0, 10 * NS_PER_MS, random_below(chance, 300 * NS_PER_MS)))
     timing = Timing(delta, 2 * random_choice(chance, (0, NS_PER_MS, random_below(chance, 20 * NS_PER_MS))), theta)
@@ -188,9 +189,9 @@ def _cbr(chance: Random, seed: int) -> Scenario:
         if random_bool(chance, 0.4)
     ]
     steps += changes
-    gone = random_choice(chance, members)
+    leaver = random_choice(chance, members)
     if random_bool(chance, 0.3):
-        steps.append(Leave(gone, _formed_ns(timing, steps) + NS_PER_S + random_below(chance, run_ns)))
+        steps.append(Leave(leaver, _formed_ns(timing, steps) + NS_PER_S + random_below(chance, run_ns)))
     rates = {member: _integer_rate(chance) for member in members}
     slowest = min(int(rate.avg) for rate in (*rates.values(), *(change.rate for change in changes)))
     return _scenario(
@@ -256,7 +257,7 @@ def _fec(chance: Random) -> tuple[int, int]:
 
 
 def _vbr_failures(chance: Random, seed: int) -> Scenario:
-    """Members come and go; then quiet, so that the group is whole again at the end."""
+    """Members crash, leave and restart; a quiet period follows, so that the group is complete again at the end."""
     members, timing = _members(chance), _timing(chance, min_delta_ns=1)
     trouble_ns = _span_ns(chance, timing) + 10 * NS_PER_MS
     tolerance = random_choice(chance, ("none", "burst", "fec"))
@@ -305,7 +306,7 @@ def _churn_faults(
                 faults.append(Crash(member, at_ns))
             else:
                 steps.append(Leave(member, at_ns))
-            # At once, so that nobody has missed it yet, or a while later.
+            # At once, before any member has suspected it, or later.
             at_ns += random_choice(chance, (0, 1, timing.delta_ns, random_below(chance, trouble_ns)))
             if at_ns >= trouble_ns or random_bool(chance, 0.3):
                 break
@@ -326,26 +327,26 @@ def _churn_faults(
 
 
 def _leader_scenario(chance: Random, seed: int, order: str) -> Scenario:
-    """Any minority may crash, the leader first of all; others leave."""
+    """Any minority may crash, mostly with the leader; another member may leave."""
     members, timing = _members(chance, low=random_choice(chance, (2, 3, 3))), _timing(chance)
     steps = _starts(chance, members)
     formed_ns = _formed_ns(timing, steps)
     run_ns = formed_ns + _span_ns(chance, timing)
     steps += _rate_changes(chance, members, timing, run_ns)
     processing_ns = random_choice(chance, (0, NS_PER_MS, random_below(chance, 2 * timing.theta_ns)))
-    # Who leads may leave too: then what was on its way to it takes longer, and no crash besides.
+    # The leader may leave, too. Messages on their way to it then take longer, so no member crashes in that case.
     hands_over = random_bool(chance, 0.1)
-    going = (
+    leaving = (
         [members[0]] if hands_over else sorted(members[1:], key=lambda _: chance.random())[: random_int(chance, 0, 1)]
     )
-    steps += [Leave(member, random_int(chance, formed_ns, run_ns)) for member in going]
-    staying = [member for member in members if member not in going]
-    dying: list[int] = []
+    steps += [Leave(member, random_int(chance, formed_ns, run_ns)) for member in leaving]
+    staying = [member for member in members if member not in leaving]
+    crashing: list[int] = []
     if random_bool(chance, 0.5) and not hands_over:
-        dying = staying[: (len(staying) - 1) // 2]
+        crashing = staying[: (len(staying) - 1) // 2]
         if random_bool(chance, 0.4):
-            dying = sorted(staying, key=lambda _: chance.random())[: len(dying)]
-    crashes = [Crash(member, random_int(chance, formed_ns, run_ns)) for member in dying]
+            crashing = sorted(staying, key=lambda _: chance.random())[: len(crashing)]
+    crashes = [Crash(member, random_int(chance, formed_ns, run_ns)) for member in crashing]
     bound_ns = (leader_bound_ns if order == "leader" else timestamp_bound_ns)(timing, processing_ns)
     if hands_over:
         bound_ns += 5 * timing.delta_ns + processing_ns
@@ -356,19 +357,19 @@ def _leader_scenario(chance: Random, seed: int, order: str) -> Scenario:
         timing,
         {member: _rate(chance, timing) for member in members},
         run_ns=run_ns,
-        bound_ns=None if dying else bound_ns,
+        bound_ns=None if crashing else bound_ns,
         faults=[*crashes, *_duplication_and_reordering(chance)],
         steps=steps,
-        failures=bool(dying),
+        failures=bool(crashing),
         processing_ns=processing_ns,
     )
-    if dying and going:
-        # Who leaves may have come to lead by then.
-        stack, died = (
+    if crashing and leaving:
+        # The leaving member may be the leader by then.
+        stack, crashed = (
             build(scenario.policy_for(members[0])),
             [fault.member for fault in sorted(crashes, key=_crash_time_ns)],
         )
-        bound_ns += stack.outage_ns(died) + 5 * timing.delta_ns + processing_ns
+        bound_ns += stack.outage_ns(crashed) + 5 * timing.delta_ns + processing_ns
         return replace(scenario, expect=Expectation("valid", bound_ns))
     return scenario
 

@@ -1,8 +1,8 @@
-"""Random scenarios, one per seed: what a swarm of runs is made of.
+"""Random scenarios of the VBR order, one per seed.
 
-`calm` keeps to what the failure-free orders assume (delays within Δ, clocks within Γ/2, nothing lost), and within that
-is as unkind as it can be: adversarial clocks and delays, duplicates, reordering, members that come up late,
-renegotiate and leave. `stormy` adds what they do not assume; then safety is all that can be asked for.
+`calm` keeps the assumptions of the failure-free orders (delays within Δ, clocks within Γ/2, no loss). Within them it is
+as adverse as possible: adversarial clocks and delays, duplicates, reordering, members that start late, change their
+rates and leave. `stormy` violates the assumptions, so only safety can be required.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LATEST_START_NS = 30 * NS_PER_MS
 
 
 def calm(seed: int) -> Scenario:
-    """A scenario that keeps to the assumptions: every guarantee has to hold."""
+    """A scenario that keeps the assumptions: every guarantee must hold."""
     chance = RandomStreams(seed).stream("swarm")
     count = random_int(chance, 2, 8)
     members = tuple(range(1, count + 1)) if random_bool(chance, 0.7) else tuple(range(3, 3 + 5 * count, 5))
@@ -82,7 +82,7 @@ def calm(seed: int) -> Scenario:
 
 
 def stormy(seed: int) -> Scenario:
-    """The same with losses, partitions, crashes and pauses: safety has to hold, liveness cannot."""
+    """A `calm` scenario with losses, partitions, crashes and pauses: safety must hold, liveness cannot."""
     base = calm(seed)
     chance = RandomStreams(seed).stream("storm")
     faults: list[Fault] = list(base.faults)
@@ -105,10 +105,10 @@ def stormy(seed: int) -> Scenario:
 
 
 def churning(seed: int) -> Scenario:
-    """Members crash, come back, join, leave and stand still, and the network loses, repeats and divides.
+    """Members crash, restart, join, leave and pause; the network loses and duplicates datagrams, and is partitioned.
 
-    Losses keep to the declared bound. Whatever happens ends early enough for the group to be whole again at the end.
-    The order has to be one in every case; the bound has to hold unless a member stands still.
+    Losses keep the declared bound. All faults end early enough for the group to be complete again at the end. The total
+    order must hold in every case; the latency bound must hold unless a member pauses.
     """
     chance = RandomStreams(seed).stream("churn")
     members = tuple(sorted({random_int(chance, 1, 40) for _ in range(random_int(chance, 2, 6))} | {7, 20}))
@@ -133,7 +133,7 @@ def churning(seed: int) -> Scenario:
         )
         for _ in range(random_int(chance, 0, 3))
     ]
-    stands_still = any(isinstance(fault, Pause) for fault in faults)
+    has_pause = any(isinstance(fault, Pause) for fault in faults)
     return Scenario(
         source=f"churning({seed})",
         group="swarm",
@@ -156,29 +156,29 @@ def churning(seed: int) -> Scenario:
         ),
         faults=tuple(faults),
         steps=tuple(steps),
-        expect=Expectation("unknown" if stands_still else "valid"),
+        expect=Expectation("unknown" if has_pause else "valid"),
     )
 
 
 def renegotiated(seed: int) -> Scenario:
-    """A scenario of `calm`, or of `churning` for every other seed, in which members ask for other slot lengths too."""
+    """A `calm` or, for odd seeds, a `churning` scenario in which members also ask for other slot lengths."""
     base = churning(seed) if seed % 2 else calm(seed)
     chance = RandomStreams(seed).stream("renegotiation")
-    # Nobody asks so late that the group has not settled at the end.
+    # All requests come early enough for the group to have agreed before the end.
     from_ns, to_ns = base.run_ns // 8, base.run_ns // 2
-    asked = [
+    requests = [
         PlannedSlotChange(
             random_choice(chance, base.members), random_int(chance, from_ns, to_ns), _other_slot_ns(chance, base.timing)
         )
         for _ in range(random_int(chance, 1, 5))
     ]
-    longest = max(step.theta_ns for step in asked)
+    longest = max(step.theta_ns for step in requests)
     run_ns = base.run_ns + (12 + 2 * base.loss_burst) * longest + 12 * (base.timing.delta_ns + base.timing.gamma_ns)
-    return replace(base, source=f"renegotiated({seed})", run_ns=run_ns, steps=(*base.steps, *asked))
+    return replace(base, source=f"renegotiated({seed})", run_ns=run_ns, steps=(*base.steps, *requests))
 
 
 def _other_slot_ns(chance: Random, timing: Timing) -> int:
-    """From a quarter to four times as long, often exactly."""
+    """A slot from a quarter to four times as long, often exactly half, double or four times."""
     theta = timing.theta_ns
     return max(
         NS_PER_MS // 2,
@@ -189,7 +189,7 @@ def _other_slot_ns(chance: Random, timing: Timing) -> int:
 def _churn_faults(
     chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int
 ) -> tuple[list[Fault], list[ScenarioStep]]:
-    """What happens to members and between them, all of it before `trouble_ns`."""
+    """Faults and steps of members, and partitions between them, all before `trouble_ns`."""
     faults: list[Fault] = []
     steps: list[ScenarioStep] = []
     for member in members:
@@ -197,16 +197,16 @@ def _churn_faults(
         if starts_ns:
             steps.append(Start(member, starts_ns))
         ends_ns = starts_ns + 1 + random_below(chance, trouble_ns - starts_ns - 1)
-        gone = chance.random()
-        if gone < 0.3:
+        fate = chance.random()
+        if fate < 0.3:
             faults.append(Crash(member, ends_ns))
-        elif gone < 0.45:
+        elif fate < 0.45:
             steps.append(Leave(member, ends_ns))
-        elif gone < 0.6:
+        elif fate < 0.6:
             long_ns = 3 * (timing.delta_ns + timing.gamma_ns) + 5 * timing.theta_ns
             faults.append(Pause(member, ends_ns, min(trouble_ns, ends_ns + 1 + random_below(chance, long_ns))))
-        if gone < 0.45 and random_bool(chance, 0.6):
-            # At once, so that nobody has missed it yet, or a while later.
+        if fate < 0.45 and random_bool(chance, 0.6):
+            # At once, before any member has suspected it, or later.
             away_ns = random_choice(chance, (0, 1, timing.delta_ns, random_below(chance, trouble_ns)))
             steps.append(Restart(member, min(trouble_ns, ends_ns + away_ns)))
     if random_bool(chance, 0.4):
@@ -222,7 +222,7 @@ def _span(chance: Random, run_ns: int) -> Span:
 
 
 def _rate(chance: Random, timing: Timing, max_message: int) -> Rate:
-    # Large messages travel in many frames: fewer of them keep a swarm quick.
+    # Large messages need many frames: few of them keep a swarm quick.
     burst = random_choice(chance, (1, 2, 8, 30) if max_message < 1000 else (1, 2, 5))
     share = random_choice(chance, (0.1, 0.5, 1.0))
     burst_bytes = random_int(chance, max_message, burst * max_message) if random_bool(chance, 0.2) else None
@@ -233,11 +233,16 @@ def _workload(chance: Random, rate: Rate, timing: Timing, max_message: int) -> W
     high = random_int(chance, 0, max_message)
     low = high if random_bool(chance, 0.3) else random_int(chance, 0, high)
     kinds: tuple[WorkloadKind, ...] = ("poisson", "poisson", "cbr", "bursts", "bursts", "silent")
-    # Up to twice the declared rate: then the stack pushes back.
-    asked = min(rate.avg, 2000.0) * random_choice(chance, (0.2, 0.9, 2.0))
+    # Up to twice the declared rate, so that the stack applies back-pressure.
+    message_rate = min(rate.avg, 2000.0) * random_choice(chance, (0.2, 0.9, 2.0))
     every_ns = random_choice(chance, (timing.theta_ns, random_int(chance, NS_PER_MS, 30 * NS_PER_MS)))
     return Workload(
-        random_choice(chance, kinds), low, high, rate=asked, burst=random_int(chance, 1, rate.burst), every_ns=every_ns
+        random_choice(chance, kinds),
+        low,
+        high,
+        rate=message_rate,
+        burst=random_int(chance, 1, rate.burst),
+        every_ns=every_ns,
     )
 
 
@@ -257,7 +262,7 @@ def _network(chance: Random, timing: Timing) -> Network:
 
 
 def _duplication_and_reordering(chance: Random) -> tuple[Fault, ...]:
-    """What orders have to bear although the paper's network does not do it: it stays within Δ."""
+    """Faults within Δ that orders must tolerate, although the network of the paper does not have them."""
     faults: list[Fault] = []
     if random_bool(chance, 0.4):
         faults.append(Duplication(Span(), random_choice(chance, (0.05, 0.5, 1.0))))
@@ -270,7 +275,7 @@ def _steps(
     chance: Random, members: Sequence[int], timing: Timing, max_message: int, run_ns: int
 ) -> tuple[ScenarioStep, ...]:
     steps: list[ScenarioStep] = []
-    # Later than any group of these needs to form: who leaves before is a question of its own.
+    # After every group has formed: leaving earlier is tested elsewhere.
     formed_ns = LATEST_START_NS + 10 * NS_PER_MS + 3 * (timing.delta_ns + timing.gamma_ns) + 2 * timing.theta_ns
     for member in members:
         if random_bool(chance, 0.3):

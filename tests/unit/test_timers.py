@@ -1,4 +1,4 @@
-"""The alarm: never early, the last time set counts, and its lateness is measured. Speed is not judged here."""
+"""The alarm: never early, the last time set counts, and its lateness is measured. No test depends on speed."""
 
 import asyncio
 import sys
@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from unisono.runtime.clock import WallClock
-from unisono.runtime.timers import Alarm
+from unisono.runtime.timers import Alarm, WallClock
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -16,7 +15,7 @@ both = pytest.mark.parametrize("precise", [True, False])
 
 
 class Bench:
-    """An alarm whose calls are noted, with a way to wait for them."""
+    """An alarm that logs its calls and lets a test wait for them."""
 
     def __init__(self, precise: bool, clock: WallClock | None = None) -> None:
         self.clock = clock or WallClock()
@@ -66,7 +65,7 @@ def test_the_last_time_set_counts(precise: bool) -> None:
         bench.alarm.set(start + 5 * MS)
         await bench.rung(1)
         assert bench.calls[0] >= start + 5 * MS
-        # It rings once, and setting the time that has rung rings again.
+        # It fires once; setting the same time again fires it again.
         bench.alarm.set(start + 5 * MS)
         await bench.rung(2)
         bench.alarm.close()
@@ -75,8 +74,8 @@ def test_the_last_time_set_counts(precise: bool) -> None:
 
 
 @both
-def test_a_time_that_is_over_before_another_is_set_was_missed(precise: bool) -> None:
-    """Somebody else did what it was for: later than it was due, and that counts."""
+def test_an_overdue_alarm_that_is_set_again_counts_as_late(precise: bool) -> None:
+    """Another input did the work of the overdue alarm; that lateness counts."""
 
     async def scene() -> None:
         time = 0
@@ -94,7 +93,7 @@ def test_a_time_that_is_over_before_another_is_set_was_missed(precise: bool) -> 
 
 
 @both
-def test_disarmed_and_closed_it_stays_silent(precise: bool) -> None:
+def test_a_cancelled_or_closed_alarm_does_not_fire(precise: bool) -> None:
     async def scene() -> None:
         silent, closed, witness = Bench(precise), Bench(precise), Bench(precise)
         start = witness.clock.now()
@@ -114,13 +113,13 @@ def test_disarmed_and_closed_it_stays_silent(precise: bool) -> None:
 
 
 @both
-def test_it_can_be_set_from_its_own_call_and_at_once(precise: bool) -> None:
+def test_the_alarm_can_be_set_from_its_own_callback_and_to_fire_at_once(precise: bool) -> None:
     async def scene() -> None:
         bench = Bench(precise)
         bench.then = lambda: bench.alarm.set(0 if len(bench.calls) < 5 else None)
         bench.alarm.set(0)
         await bench.rung(5)
-        # "At once" is late only by what it took, not by the time since the epoch.
+        # The lateness of "at once" is the time since it was set, not the time since the epoch.
         assert bench.alarm.lateness.largest < SECOND
         bench.alarm.close()
 
@@ -128,8 +127,8 @@ def test_it_can_be_set_from_its_own_call_and_at_once(precise: bool) -> None:
 
 
 @both
-def test_a_clock_that_slews_back_is_waited_for(precise: bool) -> None:
-    """The monotonic time runs out first; the local clock decides."""
+def test_the_alarm_waits_for_a_clock_that_slews_back(precise: bool) -> None:
+    """The monotonic timer expires first, but the local clock decides."""
 
     async def scene() -> None:
         skipped = 0
@@ -153,7 +152,7 @@ def test_a_clock_that_slews_back_is_waited_for(precise: bool) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
-def test_linux_is_precise() -> None:
+def test_the_alarm_is_precise_on_linux() -> None:
     async def scene() -> None:
         alarm = Alarm(asyncio.get_running_loop(), WallClock(), lambda: None)
         assert alarm.precise
