@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from unisono.model.histogram import Histogram
-from unisono.runtime.clock import WallClock
+from unisono.runtime.clock import LocalClock
 
 _NS_PER_S = 1_000_000_000
 _ITIMERSPEC = struct.Struct("@4l")
@@ -67,7 +67,7 @@ class Alarm:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: WallClock,
+        clock: LocalClock,
         callback: Callable[[], None],
         *,
         precise: bool = True,
