@@ -14,8 +14,8 @@ members in that time:
     # ...                              a comment, kept where it is
 
 Times count from the start of the run. A report at the instant at which a `run` ends belongs to the next one. Members
-that report the same at the same instant share a line: `44ms  1 2: view 1 2 3`. "joined" means that the member takes part
-from then on; "about 2" names the member that a violation or notice is about, if it is not the reporting one.
+that report the same at the same instant share a line: `44ms  1 2: view 1 2 3`. "joined" means that the member takes
+part from then on; "about 2" names the member that a violation or notice is about, if it is not the reporting one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import random
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from heapq import heappop, heappush
 from typing import Any
 
@@ -56,11 +56,12 @@ async def network(
 async def deliveries(group: Group, count: int) -> list[Delivery]:
     """The next `count` deliveries of a group; other events are skipped. GroupClosed if the group ends before."""
     found: list[Delivery] = []
-    async for event in group:
-        if isinstance(event, Delivery):
-            found.append(event)
-        if len(found) >= count:
-            return found
+    async with aclosing(aiter(group)) as events:
+        async for event in events:
+            if isinstance(event, Delivery):
+                found.append(event)
+            if len(found) >= count:
+                return found
     raise GroupClosed(f"the group ended after {len(found)} of {count} deliveries")
 
 
