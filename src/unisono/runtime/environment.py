@@ -15,7 +15,7 @@ from typing import Protocol
 
 from unisono.model.effects import Datagram
 from unisono.model.histogram import Histogram
-from unisono.runtime.batching import ReceiveCallback
+from unisono.runtime.batching import ReceiveCallback, Traffic
 from unisono.runtime.clock import LocalClock, WallClock, new_incarnation
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
 from unisono.runtime.fault_injection import FaultInjection
@@ -29,6 +29,14 @@ class Transport(Protocol):
 
     errors: Counter[str]
     """Failed sends and receives, by the name of the error."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """This member's own address."""
+
+    @property
+    def received(self) -> Traffic:
+        """How many datagrams and bytes this member has read."""
 
     @property
     def multicast_error(self) -> str | None:

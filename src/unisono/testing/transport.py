@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unisono.errors import GroupClosed
 from unisono.model.effects import Datagram
-from unisono.runtime.batching import ReceiveCallback
+from unisono.runtime.batching import ReceiveCallback, Traffic
 from unisono.runtime.fault_injection import FaultInjection
 
 MAX_FRAME_BYTES = 1472
@@ -38,6 +38,7 @@ class MemoryTransport:
         self.member = member
         self.address = addresses[member]
         self.errors: Counter[str] = Counter()
+        self.received = Traffic()
         self._addresses = dict(addresses)
         self._carry, self._on_close, self._injection = carry, on_close, injection
         self._inbox: deque[tuple[bytes, bool]] = deque()
@@ -80,6 +81,8 @@ class MemoryTransport:
                 data, multicast = self._inbox.popleft()
                 self._inbox_bytes -= len(data)
                 self._receive(data, 0, len(data), max(1, len(data)), multicast)
+                self.received.datagrams += 1
+                self.received.bytes += len(data)
                 count += 1
         finally:
             self._reading = False
