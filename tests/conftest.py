@@ -34,6 +34,12 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
         return next((shared for shared in TOGETHER if nodeid.startswith(shared)), nodeid)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-transcripts", action="store_true", help="write the present outputs into tests/transcripts/*.txt"
+    )
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
     return Together(config, log) if config.getvalue("dist") == "loadgroup" else None

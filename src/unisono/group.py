@@ -26,12 +26,11 @@ from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
+from unisono.runtime.environment import Environment, current_environment
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.peers import Peers, group_location
 from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
-from unisono.runtime.sockets import receive_buffer_violation, resolve_all_async
-from unisono.runtime.timers import WallClock, new_incarnation
-from unisono.runtime.transport import UdpTransport
+from unisono.runtime.sockets import receive_buffer_violation
 from unisono.stack import Stack, build
 
 if TYPE_CHECKING:
@@ -111,6 +110,7 @@ def join(
     place = group_location(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
         raise InvalidOption("queue_messages", f"room for at least one message is needed, not {queue_messages}")
+    environment = current_environment()
     skew = duration_ns(gamma, "gamma")
     timing = choose_timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
     setup = Setup(
@@ -133,7 +133,7 @@ def join(
         multicast=None if multicast is None else parse_address("multicast", multicast),
         link=link or Link(),
         recorder=recorder,
-        incarnation=incarnation if incarnation is not None else new_incarnation(),
+        incarnation=incarnation if incarnation is not None else environment.new_incarnation(),
         timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
         queue_messages=queue_messages,
         injection=injection,
@@ -147,14 +147,15 @@ def join(
         deadline_ns=None if deadline is None else duration_ns(deadline, "deadline"),
     )
     setup.check()
-    return PendingJoin(setup)
+    return PendingJoin(setup, environment)
 
 
 class PendingJoin:
     """The result of `join`: use it with `async with` or `await`."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, environment: Environment) -> None:
         self._setup = setup
+        self._environment = environment
         self._group: Group | None = None
 
     def __await__(self) -> Generator[None, None, Group]:
@@ -169,14 +170,18 @@ class PendingJoin:
             await self._group.leave()
 
     async def _open(self) -> Group:
-        setup, found = await self._setup.with_discovered_members()
+        environment = self._environment
+        setup, found = await self._setup.with_discovered_members(environment.discover)
         injection = setup.injection
-        clock = WallClock(ahead_ns=0 if injection is None else injection.clock_offset_ns)
+        clock = environment.open_clock(setup.member, 0 if injection is None else injection.clock_offset_ns)
         try:
-            addresses = await resolve_all_async(setup.addresses, setup.timeout_s)
-            bound = None if found is None else found.bound_socket
-            transport = UdpTransport(
-                setup.member, addresses, multicast=setup.multicast, injection=injection, bound_socket=bound
+            transport = await environment.open_transport(
+                setup.member,
+                setup.addresses,
+                multicast=setup.multicast,
+                injection=injection,
+                bound_socket=None if found is None else found.bound_socket,
+                timeout_s=setup.timeout_s,
             )
         except BaseException:
             if found is not None:
@@ -194,6 +199,7 @@ class PendingJoin:
                 stack,
                 transport,
                 clock,
+                environment,
                 recorder=setup.recorder,
                 qos_observer=setup.qos_observer(stack),
                 on_metrics=None if isinstance(setup.monitor, bool) else setup.monitor,
@@ -212,6 +218,7 @@ class PendingJoin:
             raise
         group = Group(driver, stack, share, setup, None if found is None else found.responder)
         await group._form(setup.timeout_s)
+        environment.on_joined(setup.member, group._close)
         return group
 
 

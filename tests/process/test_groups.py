@@ -16,6 +16,7 @@ import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.orders.packing import reservation
 from unisono.runtime.transport import UdpTransport
+from unisono.testing import network
 
 TIMEOUT_S = 60
 FAST: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 1000}
@@ -424,15 +425,16 @@ def test_an_error_in_the_with_body_leaves_the_group_and_is_raised() -> None:
 
 def test_leaving_times_out_if_no_peer_answers() -> None:
     async def part() -> None:
-        one, two, three = await join_all(3)
-        for crashed in (two, three):
-            crashed._close()  # like a killed process: it sends nothing more
-        waiting = asyncio.create_task(one.send_many([b"x"] * 10_000))
-        assert await one.leave() is False
-        assert await one.leave() is False
-        with pytest.raises(unisono.GroupClosed):
-            await waiting
-        assert [event async for event in one if isinstance(event, unisono.Delivery)] == []
+        async with network(members=3, **FAST) as net:
+            one = net[1]
+            net.crash(2)
+            net.crash(3)
+            waiting = asyncio.create_task(one.send_many([b"x"] * 10_000))
+            assert await one.leave() is False
+            assert await one.leave() is False
+            with pytest.raises(unisono.GroupClosed):
+                await waiting
+            assert [event async for event in one if isinstance(event, unisono.Delivery)] == []
 
     run_test(part)
 

@@ -14,6 +14,7 @@ import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.grades import Grade
 from unisono.replica import Dict, Replicated
+from unisono.testing import network
 
 TIMEOUT_S = 60
 TOPOLOGY = unisono.Topology(
@@ -132,20 +133,18 @@ def test_early_and_final_deliveries() -> None:
 def test_a_restarted_member_with_storage_delivers_all_messages(tmp_path: Path) -> None:
     async def part() -> None:
         peers = free_addresses(TOPOLOGY.members)
-        groups = await join_all(TOPOLOGY, TOPOLOGY.members, peers, tmp_path)
-        try:
+        async with network(members=0) as net:
+            groups = await join_all(TOPOLOGY, TOPOLOGY.members, peers, tmp_path)
             before = [asyncio.create_task(final_deliveries(group, 12)) for group in groups.values()]
             await send_rounds(groups, 2)
             expected, *_ = await asyncio.gather(*before)
-            groups[5]._close()  # like a crash: no peer is notified
-            crashed = groups.pop(5)
+            net.crash(5)
+            del groups[5]
             more = [asyncio.create_task(final_deliveries(group, 5)) for group in groups.values()]
             await send_rounds(groups, 1)
             expected += (await asyncio.gather(*more))[0]
-            assert crashed.member == 5
             groups |= await join_all(TOPOLOGY, (5,), peers, tmp_path)
             assert await final_deliveries(groups[5], 17) == expected
-        finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
     run_test(part())

@@ -48,10 +48,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "experiments",
     ),
     "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group", "replica"),
+    "testing": ("errors", "model", "runtime", "group"),
     "__init__": ("errors", "model", "qos", "group"),
     "cli": (
         *("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
-        *("group", "cluster", "replica", "experiments", "pipeline", "__init__"),
+        *("group", "cluster", "replica", "experiments", "pipeline", "testing", "__init__"),
     ),
     "__main__": ("cli", "__init__"),
 }

@@ -50,9 +50,9 @@ from unisono.model.rates import Rate
 from unisono.model.stored_records import Write
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.observer import QosObserver
+from unisono.runtime.environment import Environment, Transport
 from unisono.runtime.storage import Storage
-from unisono.runtime.timers import Alarm, WallClock
-from unisono.runtime.transport import UdpTransport
+from unisono.runtime.timers import LocalClock
 from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
@@ -70,8 +70,9 @@ class Driver:
     def __init__(
         self,
         stack: Stack,
-        transport: UdpTransport,
-        clock: WallClock,
+        transport: Transport,
+        clock: LocalClock,
+        environment: Environment,
         *,
         recorder: Recorder | None = None,
         qos_observer: QosObserver | None = None,
@@ -91,7 +92,7 @@ class Driver:
         self.left: LeaveComplete | None = None
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
-        self.alarm = Alarm(self._loop, clock, self._on_alarm)
+        self.alarm = environment.open_alarm(stack.policy.member, clock, self._on_alarm)
         self._rows = None
         if recorder is not None:
             self._rows = EventRecorder(recorder, stack.policy.member, stack.slot_of, stack.declared_bound_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,7 +24,7 @@ from unisono.model.topology import Multigroup
 from unisono.model.views import View
 from unisono.qos.plan.admission import Link
 from unisono.qos.watch.observer import QosObserver
-from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
+from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.storage import Storage, check_fsync
 from unisono.stack import Stack, build
@@ -39,6 +39,8 @@ START_MARGIN_NS = 100_000_000
 
 MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
 """Called with the metric rows of each interval; it must not block."""
+Discover: TypeAlias = Callable[[BeaconDiscovery | DnsDiscovery, int, float], Awaitable[DiscoveredGroup]]
+"""Finds the members: the search, this member's incarnation, and the time-out in seconds."""
 
 
 def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
@@ -114,7 +116,7 @@ class Setup:
     search: BeaconDiscovery | DnsDiscovery | None = None
     """How to find the members, if their addresses are not known yet."""
 
-    async def with_discovered_members(self) -> tuple[Setup, DiscoveredGroup | None]:
+    async def with_discovered_members(self, discover: Discover) -> tuple[Setup, DiscoveredGroup | None]:
         """The setup with the members' addresses, after they have been found if necessary."""
         if self.search is None:
             return self, None

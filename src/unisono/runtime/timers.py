@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from unisono.model.histogram import Histogram
 
@@ -25,6 +26,19 @@ STEP_THRESHOLD_NS = 10_000_000
 INCARNATION_EPOCH_NS = 1_735_689_600 * 1_000_000_000
 _OFFSET_READS = 9
 _MILLION = 1_000_000
+
+
+class LocalClock(Protocol):
+    """A member's clock, as its driver uses it."""
+
+    def now(self) -> int:
+        """The local time."""
+
+    def system_ns(self, local_ns: int) -> int:
+        """The machine's time at which this clock shows `local_ns`."""
+
+    def slew_toward_system(self) -> int:
+        """Follow the machine's clock slowly. Returns how far that is ahead if it was set, otherwise 0."""
 
 
 class WallClock:
@@ -161,7 +175,7 @@ class Alarm:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: WallClock,
+        clock: LocalClock,
         callback: Callable[[], None],
         *,
         precise: bool = True,

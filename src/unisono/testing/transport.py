@@ -1,0 +1,143 @@
+"""Datagrams in memory: what `UdpTransport` does with sockets, done with a queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from unisono.errors import GroupClosed
+from unisono.model.effects import Datagram
+from unisono.runtime.batching import ReceiveCallback, Traffic
+from unisono.runtime.fault_injection import FaultInjection
+
+MAX_FRAME_BYTES = 1472
+"""The largest datagram, as on an Ethernet without fragmentation."""
+RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
+
+Address = tuple[str, int]
+Carry = Callable[["MemoryTransport", Address, bytes, bool], None]
+"""Takes a sending transport, the address to send to, the bytes, and whether they go by multicast."""
+
+
+class MemoryTransport:
+    """One member's end of a network in memory."""
+
+    multicast_error = None
+    """Multicast always works here."""
+    receive_buffer_granted = RECEIVE_BUFFER_BYTES
+
+    def __init__(
+        self,
+        member: int,
+        addresses: Mapping[int, Address],
+        carry: Carry,
+        on_close: Callable[[MemoryTransport], None],
+        injection: FaultInjection | None,
+    ) -> None:
+        self.member = member
+        self.address = addresses[member]
+        self.errors: Counter[str] = Counter()
+        self.received = Traffic()
+        self._addresses = dict(addresses)
+        self._carry, self._on_close, self._injection = carry, on_close, injection
+        self._inbox: deque[tuple[bytes, bool]] = deque()
+        self._inbox_bytes = self._dropped = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._receive: ReceiveCallback | None = None
+        self._on_batch_done: Callable[[], None] | None = None
+        self._paused = self._stopped = self._closed = self._read_scheduled = self._reading = False
+
+    # -- the interface that the driver uses --------------------------------------------------------------------
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
+    ) -> None:
+        self._receive = receive if self._injection is None else self._injection.wrap(receive)
+        self._loop, self._on_batch_done = loop, on_batch_done
+        self._schedule_read()
+
+    def send(self, datagrams: Sequence[Datagram]) -> None:
+        if self._closed:
+            raise GroupClosed("this member's transport is closed")
+        for datagram in datagrams:
+            for destination in datagram.destinations:
+                address = self._addresses.get(destination)
+                if address is None:
+                    self.errors["NO_ADDRESS"] += 1
+                else:
+                    self._carry(self, address, datagram.data, datagram.multicast)
+
+    def writable(self) -> bool:
+        return True
+
+    def drain(self) -> int:
+        count = 0
+        if self._receive is None or not self._may_read() or self._reading:
+            return 0
+        self._reading = True
+        try:
+            while self._inbox and self._may_read():
+                data, multicast = self._inbox.popleft()
+                self._inbox_bytes -= len(data)
+                self._receive(data, 0, len(data), max(1, len(data)), multicast)
+                self.received.datagrams += 1
+                self.received.bytes += len(data)
+                count += 1
+        finally:
+            self._reading = False
+        return count
+
+    def pause_reading(self) -> None:
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        self._schedule_read()
+
+    def dropped(self) -> int:
+        return self._dropped
+
+    def max_frame(self) -> int:
+        return MAX_FRAME_BYTES
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._inbox.clear()
+            self._on_close(self)
+
+    # -- the interface that the network uses -------------------------------------------------------------------
+
+    def arrive(self, data: bytes, multicast: bool) -> None:
+        """A datagram arrives. It is dropped if the buffer is full, as in a kernel."""
+        if self._closed:
+            return
+        if self._inbox_bytes + len(data) > RECEIVE_BUFFER_BYTES:
+            self._dropped += 1
+            return
+        self._inbox.append((data, multicast))
+        self._inbox_bytes += len(data)
+        self._schedule_read()
+
+    def stop(self) -> None:
+        """Read nothing until `start`: the member is paused."""
+        self._stopped = True
+
+    def start(self) -> None:
+        """Read again."""
+        self._stopped = False
+        self._schedule_read()
+
+    def _may_read(self) -> bool:
+        return not (self._paused or self._stopped or self._closed)
+
+    def _schedule_read(self) -> None:
+        if self._inbox and self._loop is not None and not self._read_scheduled and self._may_read():
+            self._read_scheduled = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._read_scheduled = False
+        if self.drain() and self._on_batch_done is not None and not self._closed:
+            self._on_batch_done()
