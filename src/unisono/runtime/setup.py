@@ -165,7 +165,7 @@ class Setup:
         """What only orders whose messages are pulled can be asked for, and what they cannot."""
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
-            text = f"the order {self.order} brings nobody up to date; {' and '.join(orders_with('pulled'))} do"
+            text = f"the order {self.order} has no state transfer; use {' or '.join(orders_with('pulled'))}"
             raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
             raise InvalidOption("state", f"give_state() and take_state(state) are needed, and {self.state!r} lacks one")
