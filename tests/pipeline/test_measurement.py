@@ -112,7 +112,7 @@ def monitored(directory: Path, peers: dict[int, tuple[str, int]]) -> dict[int, d
 
 
 @pytest.mark.timeout(600)
-def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
+def test_five_processes_break_the_agreement_get_the_verdict_adapt_and_keep_it_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The whole loop: members' metrics → stream → verdict → the group's total order → all adapt at one slot."""
@@ -148,17 +148,18 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
             finals = asyncio.run(play())
         wait_until(running, lambda: running.has_processed(readable_offsets(trace, {})))
         found = running.store.verdicts()
-    # The stream has seen the agreement break and hold again, and the group was told.
+    # The stream has seen the agreement break and hold again, and the group received the verdicts.
     assert {verdict.run for verdict in found} == {"live"}
     assert [verdict.violated for verdict in found][:2] == [True, False], [verdict.event.text for verdict in found]
     assert found[0].reported
     told = {member: [e for e in events if e["what"] == "system_sla"] for member, events in heard.items()}
-    # They hear of it at one place in the order. Where members may fail, one that a busy machine stopped may miss the
-    # marks of five slots in a row: it is told of what holds then, and adapts, a few seconds later.
+    # The members deliver the verdict at the same place in the order. If failures are allowed, a member that a busy
+    # machine stopped may miss the marks of five slots in a row. It then receives the current state of the agreement
+    # and adapts a few seconds later.
     places = [events[0]["slot"] for events in told.values() if events]
     assert max(map(places.count, places)) >= 3, told
     assert all(event["sla"] == "few gaps" for events in told.values() for event in events)
-    # Nobody but the service demands anything here, and all have adapted to it.
+    # Only the service makes demands here, and all members have adapted to them.
     for member, events in heard.items():
         adapted = [event for event in events if event["what"] == "adapted"]
         assert adapted, (member, events)

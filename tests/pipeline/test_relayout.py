@@ -40,7 +40,7 @@ def test_many_small_files_become_few(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Path) -> None:
-    """All rows in two files, in another order, words in place of codes, no version, and nobody says that it is all."""
+    """All rows in two files, in another order, words instead of codes, no version and no record of completeness."""
     folder = record_run(tmp_path / "ours", members=3, slots=100, burst=2, range_slots=32)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -60,7 +60,7 @@ def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Pa
     assert read_trace(tmp_path / "brought").digest() == read_trace(folder).digest()
     assert verify(tmp_path / "brought")[0].status is Status.VALID
     relayout(spark, foreign, tmp_path / "open", range_slots=32)
-    assert verify(tmp_path / "open")[0].status is Status.UNKNOWN, "nobody says that the rows are all there"
+    assert verify(tmp_path / "open")[0].status is Status.UNKNOWN, "the trace does not record that it is complete"
 
 
 def test_executors_run_in_another_folder(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_files_written_where_the_driver_cannot_find_them_are_an_error(
     monkeypatch.setattr(relayout_module, "_write_rows", astray)
     with pytest.raises(TraceDamaged, match="60 rows were written, 0 are here; on a cluster every machine needs --out"):
         relayout(spark, folder, tmp_path / "out")
-    assert not (tmp_path / "out" / "run=r" / "group=g").exists(), "half of a run is in nobody's way"
+    assert not (tmp_path / "out" / "run=r" / "group=g").exists(), "an incomplete run is removed"
 
 
 def test_an_interrupted_compaction_leaves_nothing_in_the_way(

@@ -66,7 +66,7 @@ def test_this_package_alone_is_shipped_where_a_user_ships_nothing(monkeypatch: p
 @pytest.mark.parametrize(
     "master", ["bogus", "local[x]", "local[]", "spark:/host", "spark://host", "spark://:7077", "spark://a:1,b", "sc://"]
 )
-def test_what_is_no_master_is_refused_with_what_is_one(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_master_is_refused_with_the_valid_forms(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_start", None)
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
     with pytest.raises(InvalidOption, match=r"--master: .*spark://HOST:PORT or sc://HOST:PORT was expected, not"):
@@ -81,17 +81,17 @@ def test_a_master_that_is_found_without_an_address_is_not_looked_for(
     assert given(SparkChoice(master), monkeypatch)["spark.master"] == master
 
 
-def test_a_master_that_does_not_answer_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark looks for it for a minute and more, in silence."""
+def test_a_master_that_does_not_answer_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark itself would retry silently for more than a minute."""
     with socket.socket() as taken, socket.socket() as listening:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        nobody, there = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (taken, listening))
-        with pytest.raises(MissingDependency, match=f"no Spark master answers at {nobody} .* is --master right"):
-            spark_session(SparkChoice(f"spark://{nobody}")).__enter__()
-        # Of several that stand by for each other one is enough.
-        assert "spark.master" in given(SparkChoice(f"spark://{nobody},{there}"), monkeypatch)
+        closed, answering = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (taken, listening))
+        with pytest.raises(MissingDependency, match=f"no Spark master answers at {closed} .* is --master right"):
+            spark_session(SparkChoice(f"spark://{closed}")).__enter__()
+        # If the URL lists several masters, one that answers is enough.
+        assert "spark.master" in given(SparkChoice(f"spark://{closed},{answering}"), monkeypatch)
 
 
 TASK_FAILED = """An error occurred while calling o1.collect.
@@ -137,7 +137,7 @@ def test_an_interruption_is_one_whatever_sparks_client_makes_of_it(idle: Session
 def test_an_interruption_stays_this_process_s_affair(
     monkeypatch: pytest.MonkeyPatch, idle: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark puts a handler of its own in place; its client tells an interruption at length on the root's log."""
+    """Spark installs its own signal handler, and its client logs interruptions at length on the root logger."""
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(logging.getLogger(), "filters", [])  # another test's session may be there
     monkeypatch.setattr(session, "_start", lambda *_: signal.signal(signal.SIGINT, lambda *_: None))
@@ -148,7 +148,7 @@ def test_an_interruption_stays_this_process_s_affair(
         logging.getLogger().handle(theirs)
         logging.getLogger().handle(ours)
     logging.getLogger().handle(theirs)
-    assert [record.msg for record in caplog.records] == ["mine", "KeyboardInterrupt"], "and it is told again later"
+    assert [record.msg for record in caplog.records] == ["mine", "KeyboardInterrupt"], "filtered only in the session"
     assert idle.stopped == 1
 
 
@@ -170,14 +170,14 @@ def test_an_interruption_of_the_start_is_one(monkeypatch: pytest.MonkeyPatch, id
         ("", "Py4JError("),
     ],
 )
-def test_what_fails_on_spark_is_told_in_a_line(text: str, said: str, idle: Session) -> None:
+def test_a_failure_on_spark_is_reported_in_one_line(text: str, said: str, idle: Session) -> None:
     expected = f"^{re.escape(f'Spark at local[2] failed: {said}')}"
     with pytest.raises(MissingDependency, match=expected), spark_session(SparkChoice("local[2]")):
         raise Py4JError(text)
     assert idle.stopped == 1
 
 
-def test_what_a_task_finds_wrong_with_what_was_given_is_told_as_here(idle: Session) -> None:
+def test_an_input_error_found_by_a_task_is_reported_as_in_process(idle: Session) -> None:
     problem = "run r, group g: column sequence: a row about a message has no sequence number"
     found = f"unisono.trace.schema.TraceDamaged: {problem}"
     text = TASK_FAILED.replace("ModuleNotFoundError: No module named 'numpy'", found)
@@ -240,7 +240,7 @@ def test_a_java_that_serves_is_used_as_it_is(trimmed: Path, tmp_path: Path, monk
 def test_a_place_that_is_not_ours_is_neither_used_nor_written(
     what: str, trimmed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever made it before us could have us run another program, or write where we did not mean to."""
+    """Another user could plant it to make us run another program or write to another place."""
     target = tmp_path / "target"
     target.mkdir()
     if what == "another's folder":

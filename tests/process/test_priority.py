@@ -76,7 +76,7 @@ def test_a_newcomer_receives_the_application_state() -> None:
 
 
 def test_orders_without_state_transfer_refuse_a_state() -> None:
-    with pytest.raises(unisono.InvalidOption, match="transfers no state to joining members"):
+    with pytest.raises(unisono.InvalidOption, match="the order vbr has no state transfer; use priority"):
         unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
 
 

@@ -26,7 +26,7 @@ async def join_all(**options: Any) -> list[unisono.Group]:
 
 
 async def heard(group: unisono.Group) -> list[Happened]:
-    """Everything that a member delivers and is told of its slots until it has left."""
+    """All deliveries and slot events of a member until it has left."""
     return [event async for event in group if isinstance(event, Happened)]
 
 
@@ -93,7 +93,7 @@ def test_a_member_that_comes_later_has_the_slots_of_the_others() -> None:
     asyncio.run(asyncio.wait_for(part(), PATIENCE_S))
 
 
-def test_a_deadline_that_was_given_is_kept_or_its_member_is_told() -> None:
+def test_a_declared_deadline_is_kept_or_its_member_gets_a_violation() -> None:
     async def part() -> None:
         peers = free_addresses((1, 2))
         fields: dict[str, Any] = {"delta": "20ms", "gamma": "2ms", "slot": "5ms"}

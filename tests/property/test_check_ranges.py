@@ -148,7 +148,7 @@ def dropped(rows: Rows, chance: Chance) -> Rows:
 
 
 def level(rows: Rows, chance: Chance) -> Rows:
-    """A delivery has the index of another, and its own is nobody's."""
+    """A delivery has the index of another one, and its own index is unused."""
     row = picked(rows, chance, EventKind.DELIVER)
     return changed(rows, row, index=max(int(rows.index[row]) - int(chance.integers(1, 3)), 0))
 
@@ -174,7 +174,7 @@ def doubled(rows: Rows, chance: Chance) -> Rows:
 
 
 def foreign(rows: Rows, chance: Chance) -> Rows:
-    """A delivery of a message that nobody sent."""
+    """A delivery of a message that no member sent."""
     return changed(rows, picked(rows, chance, EventKind.DELIVER), sequence=100_000 + int(chance.integers(9)))
 
 
@@ -195,7 +195,7 @@ def unsent(rows: Rows, chance: Chance) -> Rows:
 
 
 def undelivered(rows: Rows, chance: Chance) -> Rows:
-    """A message that nobody delivered."""
+    """A message that no member delivered."""
     row = picked(rows, chance, EventKind.SEND)
     it = (rows.kind == EventKind.DELIVER.code) & (rows.sender == rows.sender[row])
     it &= rows.sequence == rows.sequence[row]
@@ -208,7 +208,7 @@ def undelivered(rows: Rows, chance: Chance) -> Rows:
 
 
 def repeated(rows: Rows, chance: Chance) -> Rows:
-    """Everybody delivers one message again in place of another."""
+    """Every member delivers one message twice and another one not at all."""
     one, other = (picked(rows, chance, EventKind.DELIVER) for _ in range(2))
     its = (rows.kind == EventKind.DELIVER.code) & (rows.sender == rows.sender[other])
     its &= (rows.sequence == rows.sequence[other]) & (rows.sender_incarnation == rows.sender_incarnation[other])

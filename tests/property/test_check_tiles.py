@@ -130,7 +130,7 @@ def unlogged(rows: Rows, chance: Chance) -> Rows:
 
 
 def returned(rows: Rows, chance: Chance) -> Rows:
-    """A member crashes, has a new life at once, and numbers its messages and deliveries anew."""
+    """A member crashes and restarts at once: the new incarnation numbers its messages and deliveries from zero."""
     gone = crashed(rows, chance)
     at = np.flatnonzero(gone.kind == EventKind.CRASH.code)[-1:]
     member, slot = int(gone.sender[at[0]]), int(gone.slot[at[0]])
@@ -145,7 +145,7 @@ def returned(rows: Rows, chance: Chance) -> Rows:
     its = (rows.sender == member) & (rows.sequence >= first) & (rows.sender_incarnation == 0)
     delivered = again & (rows.kind == EventKind.DELIVER.code)
     had = int(rows.index[delivered].min()) if delivered.any() else 0
-    anew = replace(
+    restarted = replace(
         rows,
         recorder_incarnation=np.where(again, 1, rows.recorder_incarnation),
         sender_incarnation=np.where(its, 1, rows.sender_incarnation),
@@ -155,7 +155,7 @@ def returned(rows: Rows, chance: Chance) -> Rows:
     start = changed(
         gone.select(at), 0, kind=EventKind.START.code, member=member, recorder_incarnation=1, sender_incarnation=1
     )
-    return concatenated([anew, gone.select(at), start])
+    return concatenated([restarted, gone.select(at), start])
 
 
 def curtailed(rows: Rows, chance: Chance) -> Rows:
@@ -191,7 +191,7 @@ def early_only(rows: Rows, chance: Chance) -> Rows:
 
 
 def unheralded(rows: Rows, chance: Chance) -> Rows:
-    """Nobody says what happened to members."""
+    """The log has no events about members."""
     del chance
     return rows.of_kind(EventKind.SEND, EventKind.DELIVER)
 
@@ -297,7 +297,7 @@ def test_one_damage(order: str, damage: Damage | None) -> None:
 
 
 OTHER_WITNESS = {("vbr", 66)}
-"""Four damages at once: the first that the whole run shows is in a range that by itself is clean, another is told."""
+"""Four damages at once: the first one in the whole run is in a range that is clean by itself; another is reported."""
 
 
 @pytest.mark.parametrize("order", ORDERS)

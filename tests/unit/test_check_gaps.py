@@ -350,7 +350,7 @@ def at_everyone(trace: Trace, row: int) -> Mask:
 @pytest.mark.parametrize("plant", [one_message, its_slot, at_everyone])
 @pytest.mark.parametrize("seed", range(4))
 def test_planted_in_a_run_with_crashes_joins_and_leaves_it_is_caught(plant: Plant, seed: int) -> None:
-    """Of senders that are alive: of what a dead one sent, nobody can say that it ever left."""
+    """Only senders that are alive: a crashed sender's messages may never have left it."""
     result = run(lossless(seed))
     trace, until_ns = result.trace, result.until_ns
     assert gaps_explained(trace, until_ns=until_ns).status is Status.VALID

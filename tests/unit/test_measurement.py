@@ -177,7 +177,7 @@ class Query:
         self.stopped = True
 
 
-def test_a_stream_is_started_anew_when_a_worker_is_to_blame_and_not_for_ever() -> None:
+def test_a_stream_restarts_after_a_worker_crash_a_limited_number_of_times() -> None:
     failing = "… Python worker exited unexpectedly (crashed) …"
     started: list[Query] = []
     problems = iter([failing, failing, "", failing, failing])
@@ -197,7 +197,7 @@ def test_a_stream_is_started_anew_when_a_worker_is_to_blame_and_not_for_ever() -
     assert [one.stopped for one in started] == [False, False, False, True]
 
 
-def test_a_stream_that_failed_by_itself_is_not_started_anew() -> None:
+def test_a_stream_that_failed_by_itself_does_not_restart() -> None:
     started: list[Query] = []
 
     def start() -> Query:
@@ -238,8 +238,8 @@ def test_killed_anywhere_it_finds_what_it_finds_in_one_go(acts: list[Act], tmp_p
         last = [read_block(stretch) for stretch in slices_between(behind, handed)]
         return last
 
-    # Who has never written is not known, and not waited for: each member's first interval is there.
-    # Each writes at least once more at the end: what nobody hands in any more is not missed.
+    # The service does not wait for members that have never written, so each member starts with one interval.
+    # It rereads a lost block only when a later one of the stream arrives, so each member writes once more at the end.
     for number, act in enumerate([1, 2, 3, "take", *acts, *[m for m in written for _ in range(17)], "take"]):
         if isinstance(act, int):
             if written[act] < (16 if number < len(acts) + 4 else 17):
@@ -322,10 +322,10 @@ def test_one_job_at_a_time_works_with_a_folder(tmp_path: Path) -> None:
     ):
         pass
     with measure_in_process(job, lambda _: None):
-        pass  # who has ended holds it no longer
+        pass  # a measurement that has ended releases the folder
 
 
-def test_a_damaged_state_is_told_and_never_taken_for_a_new_one(tmp_path: Path) -> None:
+def test_a_damaged_state_is_an_error_and_never_treated_as_new(tmp_path: Path) -> None:
     keep = tmp_path / "keep"
     keep.mkdir()
     (keep / "measurement.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)

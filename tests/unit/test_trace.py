@@ -202,11 +202,11 @@ def same_where_surveyed(some: Rows, whole: Rows) -> bool:
 
 def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path: Path) -> None:
     plain, full = remembered().trace(META), everything()
-    nobody, sets = encode([(), *[None] * (len(plain) - 1)])
+    empty, sets = encode([(), *[None] * (len(plain) - 1)])
     for name, trace in {
         "plain": plain,
         "full": full,
-        "for nobody": replace(plain, destinations=nobody, destination_sets=sets),
+        "no destinations": replace(plain, destinations=empty, destination_sets=sets),
         "one kind": plain.deliveries(),
         "one row": plain.select(slice(0, 1)),
     }.items():

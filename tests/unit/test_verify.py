@@ -1,4 +1,4 @@
-"""`verify` over recorded runs, without Spark: what is found, and that damage is told and never taken for valid."""
+"""`verify` over recorded runs, without Spark: its findings, and that it reports damage and never calls it valid."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _append_setting(settings: dict[str, str], name: str, value: str, separator: 
 
 
 def _check_master(master: str) -> None:
-    """What is no master; and one of which no part answers, for which Spark would look for minutes, in silence."""
+    """Refuse a malformed master URL, and a master that does not answer: Spark would retry silently for minutes."""
     if not _MASTER.fullmatch(master):
         raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r}")
     if master.startswith("sc://"):

@@ -172,8 +172,7 @@ class Setup:
         """Check the options that only orders with pulled messages have, and those that they do not have."""
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
-            able = " and ".join(orders_with("pulled"))
-            text = f"the order {self.order} transfers no state to joining members; {able} do"
+            text = f"the order {self.order} has no state transfer; use {' or '.join(orders_with('pulled'))}"
             raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
             raise InvalidOption(
