@@ -107,7 +107,7 @@ def test_a_deadline_that_was_given_is_kept_or_its_member_is_told() -> None:
             if isinstance(event, unisono.Violation) and event.kind == "deadline":
                 told = event.text
                 break
-        assert told == "the group's slots have changed: its bound is 42ms now, and 40ms was asked for here"
+        assert told == "the group changed its slot length: its bound is now 42ms, more than the deadline of 40ms"
         await asyncio.gather(first.leave(), second.leave())
 
     asyncio.run(asyncio.wait_for(part(), PATIENCE_S))
@@ -143,7 +143,7 @@ def test_what_cannot_be_changed_is_refused_at_once() -> None:
             waiting = group.renegotiate(slot="1s")
             unheeded = group.renegotiate(slot="2s")
             await group.leave()
-            with pytest.raises(unisono.GroupClosed, match="before its slots changed"):
+            with pytest.raises(unisono.GroupClosed, match="before the slot length changed"):
                 await waiting
             del unheeded
 
