@@ -84,7 +84,7 @@ def test_orders_without_state_transfer_refuse_a_state() -> None:
     ("options", "problem"),
     [
         ({"deadline": "10s"}, "deadline: the priority order cannot promise a deadline"),
-        ({"state": object()}, "state: give_state"),
+        ({"state": object()}, "state: an object with give_state"),
         ({"recorder": Recorder("run", "g", 1, list[object]().append)}, "recorder: .* rejoin=False"),
     ],
 )

@@ -143,7 +143,7 @@ def test_what_cannot_be_changed_is_refused_at_once() -> None:
             waiting = group.renegotiate(slot="1s")
             unheeded = group.renegotiate(slot="2s")
             await group.leave()
-            with pytest.raises(unisono.GroupClosed, match="before its slots changed"):
+            with pytest.raises(unisono.GroupClosed, match="before the slot length changed"):
                 await waiting
             del unheeded
 
