@@ -94,7 +94,7 @@ def join(
     (only messages that all have agreed on) or "both" (vbr, cbr). `processing` is a leader's time per message.
     `rate` is the most that this member sends: messages per second on average, and messages in one slot. `link` is the
     capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone. `recorder` writes the
-    trace; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
+    trace; its incarnation must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
     `sla` is the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
     it runs, and violations come as events. `monitor` turns the metric collectors on without an agreement; if it is a
     function, it is called with the rows of each interval.

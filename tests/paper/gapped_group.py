@@ -1,8 +1,8 @@
 """A group whose members crash, join, leave and return, and a log of it that is independent of the order.
 
-The account is taken at the stacks' edges: what applications handed in, what datagrams arrived, what was handed out.
-From it come two judges of Definition 2's liveness. `undelivered` rests on the simulator's knowledge of who is correct
-and holds where nothing is lost; `received_not_delivered` is the definition to the letter and holds under loss too.
+The log is taken at the edges of the stacks: submitted messages, arrived datagrams, deliveries. Two checks of the
+liveness of Definition 2 use it. `undelivered` uses the simulator's knowledge of which members are correct, and holds
+where nothing is lost; `received_not_delivered` is the definition to the letter and holds under loss too.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ def random_churn(
 ) -> tuple[ChurnPlan, GapGroup]:
     """Two to five members who come, crash, come back and leave, under anything that §2 and §6 allow; it has been run.
 
-    With `loss_burst` datagrams are lost too, never more than so many of a link in a row.
+    With `loss_burst`, each link also loses datagrams, at most this many in a row.
     """
     chance = Random(seed)
     theta = chance.choice((MS, 5 * MS, chance.randint(MS // 2, 10 * MS)))

@@ -58,7 +58,7 @@ class Delivered:
 class Group:
     """Members with these clocks on this network, who have exchanged their rates.
 
-    `base` is the first clock reading of a slot that nobody has entered yet.
+    `base` is the first clock reading of a slot that no member has entered yet.
     """
 
     def __init__(

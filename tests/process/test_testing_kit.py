@@ -271,7 +271,7 @@ def test_outside_the_block_join_uses_sockets_again() -> None:
             pass
         peers = free_addresses((1,))
         async with unisono.join("table", member=1, peers=peers):
-            with pytest.raises(unisono.MissingDependency, match="is taken"):
+            with pytest.raises(unisono.MissingDependency, match="is in use"):
                 UdpTransport(1, peers)
 
     asyncio.run(part())

@@ -104,7 +104,7 @@ class World:
         bound that its order declares.
         """
         if member in self.members:
-            raise InvalidOption("members", f"member {member} is in the world already")
+            raise InvalidOption("members", f"member {member} is already in the world")
         recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, incarnation=incarnation)
         setup = MemberSetup(timing, workload or silent(), bound_ns, disk, consume_ns, priorities, routes)
         kind: type[SimulatedMember] = SimulatedMember

@@ -100,7 +100,7 @@ class _MemberClock:
 
 
 class ControlledAlarm:
-    """An alarm that a test can hold, and that is set anew when the clock's offset changes."""
+    """An alarm that a test can hold, and that is set again when the clock's offset changes."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ControlledAlarm:
         self._alarm.set(None)
 
     def rearm(self) -> None:
-        """Set the alarm anew by the clock's present reading."""
+        """Set the alarm again, by the clock's present reading."""
         self._held = False
         self._alarm.set(None)
         self._alarm.set(self._at_ns)
