@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tests.worlds.ideal_views import Action, IdealGroup, IdealViewChange, Peer
+
 from unisono.model.message_set import MessageOrigin, MessageRef
 from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.messages import Ack, InsertionDecision, MessageBody, Progress
 from unisono.orders.priority.queue import ConsumableQueue, QueuedMessage
-from unisono.sim.ideal_views import Action, IdealGroup, IdealViewChange, Peer
 
 OPTIONAL = frozenset({"crash", "leave", "admit"})
 

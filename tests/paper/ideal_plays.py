@@ -1,6 +1,6 @@
 """Scripted runs of an ideal group: perform given actions, and compare the orders in which members consumed."""
 
-from unisono.sim.ideal_views import Action, IdealGroup
+from tests.worlds.ideal_views import Action, IdealGroup
 
 
 def perform_all(group: IdealGroup, *actions: Action) -> None:

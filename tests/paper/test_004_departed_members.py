@@ -5,12 +5,12 @@ Each test is a counterexample to a weaker rule; see `unisono.orders.priority.ins
 
 from tests.paper.ideal_exploration import p1, p2, stuck_messages
 from tests.paper.ideal_plays import consumed_orders, finish_without, perform_all, receive_from, same_for_all
+from tests.worlds.ideal_swarm import finish_required
+from tests.worlds.ideal_views import IdealGroup
 
 from unisono.model.message_set import MessageRef
 from unisono.orders.priority.insertion import DecisionMode
 from unisono.orders.priority.messages import InsertionDecision
-from unisono.sim.ideal_swarm import finish_required
-from unisono.sim.ideal_views import IdealGroup
 
 LOW, HIGH = 0, 1
 

@@ -9,6 +9,9 @@ from collections.abc import Callable
 import pytest
 from tests.paper.ideal_exploration import all_incarnations, p1, p2, stuck_messages
 from tests.paper.ideal_plays import consumed_orders, finish_without, perform_all, receive_from, same_for_all
+from tests.worlds.ideal_swarm import finish_required, random_group, run_randomly
+from tests.worlds.ideal_trace import ideal_trace
+from tests.worlds.ideal_views import IdealGroup
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -17,9 +20,6 @@ from unisono.orders.priority import insertion
 from unisono.orders.priority import queue as consumable_queue
 from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.queue import ConsumableQueue, InsertionPointMissing, PriorityMessage, Urgency
-from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
-from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.ideal_views import IdealGroup
 from unisono.sim.random_streams import RandomStreams
 
 LOW, HIGH = 0, 1

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from tests.worlds.ideal_figures import FIGURE_2_NAMES, FIGURE_3_NAMES, figure_2, figure_3
+from tests.worlds.ideal_trace import ideal_trace
 from tests.worlds.queue_states import queue_states, render
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
 from unisono.model.message_set import MessageRef
-from unisono.sim.ideal_figures import FIGURE_2_NAMES, FIGURE_3_NAMES, figure_2, figure_3
-from unisono.sim.ideal_trace import ideal_trace
 from unisono.trace.table import Trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "priority.md"

@@ -5,9 +5,9 @@ Cases are named members x messages. Acknowledgments are FIFO per sender, without
 
 import pytest
 from tests.paper.ideal_exploration import explore, p1_and_p2
+from tests.worlds.ideal_views import IdealGroup
 
 from unisono.orders.priority.insertion import DecisionMode
-from unisono.sim.ideal_views import IdealGroup
 
 TWO_BY_TWO = [{1: [0], 2: [1]}, {1: [0, 1], 2: []}, {1: [1, 0], 2: []}, {1: [0], 2: [0]}]
 THREE_BY_TWO = [{1: [0], 2: [1], 3: []}, {1: [0, 1], 2: [], 3: []}, {1: [0], 2: [0], 3: []}]

@@ -1,14 +1,14 @@
 """Paper 004 §3 and Figure 4: equation (1), view-atomic multicast, and each clause of the algorithm."""
 
 import pytest
+from tests.worlds.ideal_trace import ideal_trace
+from tests.worlds.ideal_views import IdealGroup
 
 from unisono.check.priority import priority_accounting, view_atomicity
 from unisono.check.verdict import Status
 from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
 from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.messages import Ack, MessageBody, PriorityBody
-from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.ideal_views import IdealGroup
 
 LOW, HIGH = 0, 1
 L, H = MessageRef(1, 1, 0), MessageRef(2, 1, 0)

@@ -13,6 +13,8 @@ from tests.property import test_check_ranges as plain
 from tests.property.test_check_ranges import Chance, changed, picked
 from tests.unit.test_check_priority import told
 from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
+from tests.worlds.ideal_swarm import finish_required, random_group, run_randomly
+from tests.worlds.ideal_trace import ideal_trace
 
 from unisono.check.priority import priority_accounting, view_atomicity
 from unisono.check.priority_accounts import PriorityWindow, check_priority
@@ -23,8 +25,6 @@ from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.model.events import ViolationKind
 from unisono.model.message_set import MessageSet
-from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
-from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.random_streams import RandomStreams
 from unisono.trace.schema import ABSENT, MESSAGE_KINDS, OBSERVER, EventKind
 from unisono.trace.table import Rows, Trace, concatenated

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.worlds.ideal_swarm import random_group, run_randomly
 
 from unisono.model.message_set import MessageRef, MessageSet
 from unisono.model.priorities import PRIORITY_MAX
@@ -17,7 +18,6 @@ from unisono.orders.priority.messages import (
     encode_body,
     encode_state,
 )
-from unisono.sim.ideal_swarm import random_group, run_randomly
 from unisono.sim.random_streams import RandomStreams
 from unisono.wire.codec import Unreadable
 

@@ -14,11 +14,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))  # to run as a script
 from tests.paper.ideal_exploration import p1_and_p2
 from tests.simulation.seed_ranges import run_ranges
+from tests.worlds.ideal_swarm import finish_required, random_group, run_randomly
+from tests.worlds.ideal_trace import ideal_trace
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
-from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.random_streams import RandomStreams
 
 SEEDS, SLOW_SEEDS = range(120), range(10_000, 30_000)

@@ -1,4 +1,4 @@
-"""Ideal groups drawn by lot: members, priorities, speeds of consumers, crashes, joins and leaves at any step."""
+"""Random ideal groups: members, priorities, speeds of consumers, crashes, joins and leaves at any step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from bisect import bisect
 from itertools import accumulate
 from random import Random
 
+from tests.worlds.ideal_views import Action, IdealGroup
+
 from unisono.orders.priority.insertion import DecisionMode
-from unisono.sim.ideal_views import Action, IdealGroup
 from unisono.sim.random_streams import random_below
 
 MAX_MEMBERS = 8

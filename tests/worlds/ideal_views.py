@@ -1,11 +1,10 @@
-"""Virtual synchrony as the paper assumes it (paper 004 §3.2), with every choice that it leaves open in the open.
+"""Virtual synchrony as the paper assumes it (paper 004 §3.2), with every choice that the paper leaves open.
 
-An ideal group has no network and no time: `enabled` lists what may happen next and `do` lets one thing happen. What a
-real group could do in any order is here one choice among the others, so that all of them can be tried one by one, or
-drawn by lot. Bodies come in FIFO order per sender and in no order otherwise: an acknowledgment may come before the
-message that it acknowledges. A member that crashes has, for those that go on, sent a prefix of what it sent; which
-one is a choice. Members block one by one, get all that was multicast in the old view, and install the new one one by
-one; a newcomer takes the state of one of those that stay, at its cut.
+An ideal group has no network and no time. `enabled` lists what may happen next, and `perform` lets one thing happen.
+A test can try all choices one by one, or choose at random. Bodies arrive in FIFO order per sender and in any order
+otherwise, so an acknowledgment may arrive before the message that it acknowledges. When a member crashes, the others
+count a prefix of what it sent; which prefix is a choice. Members block one by one, receive all that was multicast in
+the old view, and install the new view one by one. A newcomer takes the state of one member that stays.
 """
 
 from __future__ import annotations

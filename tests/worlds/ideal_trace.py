@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.worlds.ideal_views import IdealGroup, Peer
+
 from unisono.model.events import QueueStep
-from unisono.sim.ideal_views import IdealGroup, Peer
 from unisono.trace.recorder import MemoryTrace, view_extras
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace

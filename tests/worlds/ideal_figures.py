@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.worlds.ideal_views import IdealGroup
+
 from unisono.model.message_set import MessageRef
-from unisono.sim.ideal_views import IdealGroup
 
 _LOW, _MEDIUM, _HIGH = 0, 1, 2
 
