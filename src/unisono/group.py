@@ -365,6 +365,7 @@ class Group:
             errors=dict(driver.transport.errors),
             multicast=stack.by_multicast(),
             order=stack.policy.order,
+            counters=driver.counters(),
             gap_free=stack.gap_free() or stack.policy.grades != "early",
         )
 

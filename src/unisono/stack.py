@@ -512,6 +512,13 @@ class Stack:
         """The measured clock differences, for an observer."""
         return self.clock_check
 
+    def counters(self) -> dict[str, int]:
+        """What the layers have counted, by "layer.name"; in a multi-group order also what the order has counted."""
+        found = {f"{layer.name}.{name}": n for layer in self._layers for name, n in layer.counters().items()}
+        if self._multigroup_order is not None:
+            found |= {f"{self.policy.order}.{name}": n for name, n in self._multigroup_order.counters().items()}
+        return found
+
     def gamma_ns(self) -> int | None:
         """The largest clock difference measured so far; None before the first measurement."""
         return self.clock_check.gamma_ns()

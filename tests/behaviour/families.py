@@ -18,7 +18,6 @@ from tests.simulation.test_leader_swarm import busy, crashed, partitioned_with_f
 from tests.simulation.test_rmcast_swarm import counted, crashing, lossy
 from tests.worlds.ideal_swarm import finish_required, random_group, run_randomly
 from tests.worlds.ideal_trace import ideal_trace
-from unisono.sim.random_delays import generator
 
 from unisono.model.capabilities import SERVICES, orders_with
 from unisono.model.delays import ExponentialDelay
@@ -30,7 +29,7 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.sim import run
-from unisono.sim.random_streams import RandomStreams
+from unisono.sim.random_streams import RandomStreams, generator
 from unisono.sim.rmcast_runs import CrashScenario as CopyScenario
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 from unisono.sim.run import run_meta

@@ -221,7 +221,7 @@ def test_a_restarted_originator_numbers_from_0_and_its_earlier_incarnation_ends(
     assert two.receive(before.multicast(payload=b"late")) == []
     two.wake(T0 + ETA + OMEGA)
     assert two.wake(T0 + 4 * ETA), "the message of the later incarnation is taken over"
-    assert two.layer.copies_taken_over == 1
+    assert two.layer.counters()["taken_over"] == 1
 
 
 def test_each_message_carries_its_own_rho_and_eta() -> None:

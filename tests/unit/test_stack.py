@@ -13,6 +13,7 @@ from unisono.model.events import Batch, LeaveComplete, ViewChange
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
+from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.clock_check import ClockCheck
@@ -158,6 +159,9 @@ class Tag:
         self._name = name
         self._log = log
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def from_above(self, now: int, frame: Frame) -> None:
         self._log.append(f"{self._name} down {frame.number}")
         self.down.append(frame)
@@ -225,3 +229,25 @@ def test_a_new_rate_goes_through_the_stack() -> None:
     stacks[1].change_rate(now, Rate(1000, 2))
     assert stacks[1].submit(now, [b""] * 20) == 8
     assert stacks[1].submit(now + TIMING.theta_ns, [b""] * 20) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, set()),
+        ({"fec": (1, 4), "failures": True}, {"fec.recovered", "fec.surplus", "fec.given_up", "fec.ignored"}),
+        (
+            {"order": "uniform_causal", "reliable": Redundancy(1, 5 * MS, 10 * MS)},
+            {"uniform.dropped", "uniform.ignored", "causal.skipped", "causal.ignored"}
+            | {"rmcast.taken_over", "rmcast.lost", "rmcast.ignored"},
+        ),
+        (
+            {"order": "fifo", "reliable": Redundancy(1, 5 * MS, 10 * MS)},
+            {"fifo.skipped", "fifo.ignored", "rmcast.taken_over", "rmcast.lost", "rmcast.ignored"},
+        ),
+    ],
+)
+def test_counters_are_named_after_their_layer(changes: dict[str, Any], names: set[str]) -> None:
+    counters = build(policy(**changes)).counters()
+    assert set(counters) == names
+    assert not any(counters.values())

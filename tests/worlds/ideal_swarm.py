@@ -19,7 +19,7 @@ _FORMS = (DecisionMode.ALL, DecisionMode.COORDINATOR)
 
 
 def random_group(chance: Random, *, form: DecisionMode | None = None, max_members: int = MAX_MEMBERS) -> IdealGroup:
-    """A group of 2 to 8 members and 1 to 5 priorities, of whom some may crash, leave, join or come back."""
+    """A group of 2 to 8 members and 1 to 5 priorities. Some members may crash, leave, join or return."""
     count, levels = 2 + random_below(chance, max_members - 1), 1 + random_below(chance, MAX_PRIORITY_LEVELS)
 
     def script(most: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What happened in an ideal group, as a trace: the rows that the real group records, with steps in place of times."""
+"""The trace of an ideal group: the rows that a real group records, with step numbers instead of times."""
 
 from __future__ import annotations
 

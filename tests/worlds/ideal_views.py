@@ -19,7 +19,7 @@ from unisono.orders.priority.messages import Ack, PriorityBody, PriorityState, d
 from unisono.orders.priority.queue import PriorityMessage
 
 Action: TypeAlias = tuple[str | int, ...]
-"""What may happen, and to whom: ("receive", member, sender), ("crash", member, how much of it counts), …"""
+"""An action and its subject: ("receive", member, sender), ("crash", member, how much of it counts), …"""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Peer:
     first_position: int = 0
     recorded_steps: list[RecordedStep] = field(default_factory=list)
     views: list[tuple[int, int, tuple[MessageOrigin, ...]]] = field(default_factory=list)
-    """At which step it installed which view, and who is in that."""
+    """(step, view, members) of each installed view."""
     outcome: str = ""
     """Empty, "crashed" or "left"; and at which step of the run."""
     ended_at_step: int = 0
@@ -90,7 +90,7 @@ class IdealGroup:
     """Members over ideal views.
 
     `scripts` gives the priorities that each first member sends, `can_join` those of members that may join, or come back
-    after a crash. `crashes` and `leaves` say how many of each may happen; `can_crash`, to whom.
+    after a crash. `crashes` and `leaves` limit how many of each may happen; `can_crash` lists the members that may crash.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class IdealGroup:
         return member in self.peers and self.peers[member].up
 
     def senders(self, view: int) -> list[MessageOrigin]:
-        """Who has multicast in a view."""
+        """The members that have multicast in a view."""
         return sorted(origin for of, origin in self.bodies if of == view)
 
     def receivable_count(self, view: int, sender: MessageOrigin) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unisono.model.histogram import Histogram
 
@@ -34,3 +34,5 @@ class Stats:
     order: str = "vbr"
     gap_free: bool = True
     """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """What the parts of this member have counted, by "part.name", as "fec.recovered"; docs/monitoring.md lists them."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -58,6 +58,9 @@ class Layer(Timed, Protocol):
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame has arrived from the layer below."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What the layer has counted so far, by name."""
 
 
 @dataclass(slots=True)
@@ -137,6 +140,10 @@ class Service(ABC):
     @abstractmethod
     def wake_at(self) -> int | None:
         """The clock reading at which `wake` has something to do, or None."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What every service counts: frames that it did not use."""
+        return {"ignored": self.ignored.total()}
 
     def _send_numbered(self, now: int, frame: Frame, stamp: bytes = b"") -> None:
         """Wrap a frame for everyone: this service's header with the next number, the stamp, the frame."""

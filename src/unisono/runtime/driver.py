@@ -351,6 +351,14 @@ class Driver:
         self._enqueue(violation)
         self._changed.set()
 
+    def counters(self) -> dict[str, int]:
+        """What the stack, the storage and the transport have counted, by "part.name"."""
+        found = self.stack.counters()
+        found |= {f"transport.{name}": count for name, count in self.transport.counters().items()}
+        if self._storage is not None:
+            found |= {f"storage.{name}": count for name, count in self._storage.counters().items()}
+        return found
+
     def last_violation_text(self) -> str:
         """The text of the last violation in the queue."""
         return next(

@@ -29,6 +29,9 @@ class Transport(Protocol):
     errors: Counter[str]
     """Failed sends and receives, by the name of the error."""
 
+    def counters(self) -> Mapping[str, int]:
+        """Figures about the transport for `Stats.counters`, by name."""
+
     @property
     def address(self) -> tuple[str, int]:
         """This member's own address."""

@@ -26,7 +26,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -145,6 +145,10 @@ class Storage:
         """Record that this member may act on the whole file from now on; with "always", only after a sync."""
         if self.fsync != "always" or not self._unsynced:
             _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
+
+    def counters(self) -> Mapping[str, int]:
+        """How often the file was made durable, and how many bytes of a torn end were cut off when it was opened."""
+        return {"syncs": self.sync_count, "truncated_bytes": self.truncated_bytes}
 
     def _sync(self, *, urgent: bool) -> None:
         if not self._unsynced or self.fsync == "never" or not urgent:

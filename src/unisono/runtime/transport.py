@@ -137,6 +137,10 @@ class UdpTransport:
             self._dropped = sum(map(kernel_drops, self._sockets))
         return self._dropped
 
+    def counters(self) -> Mapping[str, int]:
+        """The sizes of the socket buffers that the kernel granted, in bytes."""
+        return {"receive_buffer_bytes": self.receive_buffer_granted, "send_buffer_bytes": self.send_buffer_granted}
+
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer, and the multicast group, unfragmented."""
         sizes = [max_frame_to(self._family, address) for address in self._addresses.values()]

@@ -98,6 +98,10 @@ class MemoryTransport:
     def dropped(self) -> int:
         return self._dropped
 
+    def counters(self) -> Mapping[str, int]:
+        """There are no socket buffers to report."""
+        return {}
+
     def max_frame(self) -> int:
         return MAX_FRAME_BYTES
 

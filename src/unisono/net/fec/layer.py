@@ -23,7 +23,7 @@ crashed sender stays incomplete, the order already has the originals that arrive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import comb
 from typing import ClassVar
@@ -449,3 +449,12 @@ class Fec:
     def held_bytes(self) -> int:
         """The approximate cost of storing all incomplete blocks."""
         return sum(stream.held_bytes for stream in self._streams.values())
+
+    def counters(self) -> Mapping[str, int]:
+        """What became of shares and blocks."""
+        return {
+            "recovered": self.recovered_originals,
+            "surplus": self.surplus_shares,
+            "given_up": self.incomplete_blocks,
+            "ignored": self.ignored.total(),
+        }

@@ -23,6 +23,7 @@ members: their number depends on chance.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import ClassVar
@@ -370,3 +371,7 @@ class Rmcast:
         """How many frames are kept for a broadcast, and how many numbers above the contiguous range are tracked."""
         streams = self._streams.values()
         return self._own_broadcasting + sum(len(s.held) for s in streams), sum(len(s.received.seen) for s in streams)
+
+    def counters(self) -> Mapping[str, int]:
+        """What became of messages and copies."""
+        return {"taken_over": self.copies_taken_over, "lost": self.lost.total(), "ignored": self.ignored.total()}

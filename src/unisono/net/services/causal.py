@@ -10,6 +10,7 @@ skips them, without a report: reliable multicast, the layer below, reports lost 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -176,3 +177,7 @@ class Causal(Service):
             return None
         firsts = [waiting[min(waiting)].waiting_since for waiting in self._waiting.values() if waiting]
         return min(firsts) + self._message_lifetime_ns
+
+    def counters(self) -> Mapping[str, int]:
+        """Frames that were not used, and missing frames that were skipped."""
+        return {**super().counters(), "skipped": self.skipped_frames}

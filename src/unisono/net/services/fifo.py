@@ -7,6 +7,7 @@ This layer then skips it, without a report: reliable multicast, the layer below,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from unisono.model.ids import EVERYONE
@@ -97,3 +98,7 @@ class Fifo(Service):
         """When the frame that has been missing longest will be skipped, or None."""
         waits = [stream.waiting_since for stream in self._streams.values() if stream.waiting_since is not None]
         return min(waits) + self._message_lifetime_ns if waits else None
+
+    def counters(self) -> Mapping[str, int]:
+        """Frames that were not used, and missing frames that were skipped."""
+        return {**super().counters(), "skipped": self.skipped_frames}

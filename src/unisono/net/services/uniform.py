@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -283,3 +283,7 @@ class UniformDelivery(Service):
             times.append(self._waiting[0].waiting_since + 2 * self._message_lifetime_ns)
         times += [due for numbers in self._received.values() if (due := numbers.next_loss_at()) is not None]
         return min(times, default=None)
+
+    def counters(self) -> Mapping[str, int]:
+        """Frames that were not used, and messages dropped because too few members were known to have them."""
+        return {**super().counters(), "dropped": self.dropped_messages}

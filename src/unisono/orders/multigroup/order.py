@@ -24,7 +24,7 @@ messages, entries for other groups), `topology_change` (links that open and clos
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -600,6 +600,11 @@ class QuasiGenuine(ConsensusOrderBase):
     def bound_ns(self) -> int:
         """The latency bound while no member fails and no datagram is lost."""
         return quasi_genuine_latency_bound_ns(self._timing, self.multigroup)
+
+    def counters(self) -> Mapping[str, int]:
+        """Bundles that were not delivered early, because they were late or held a fragment."""
+        early = self.optimistic_delivery
+        return {} if early is None else {"not_early": early.late_bundles}
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
