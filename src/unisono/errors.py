@@ -87,6 +87,28 @@ class StorageError(UnisonoError):
     """Stable storage is missing, damaged, read-only or full; the message names the file and says what to do."""
 
 
+class InvariantViolated(UnisonoError):
+    """A member is about to break a safety invariant. This is a defect of unisono; the group stops at once.
+
+    `invariant` is a stable token: "order", "index" or "duplicate" for a wrong delivery, "view" for a message without a
+    view. `expected` and `found` are the compared values.
+    """
+
+    def __init__(self, invariant: str, member: int, text: str, expected: str, found: str) -> None:
+        super().__init__(invariant, member, text, expected, found)  # so that another process can rebuild the error
+        self.invariant = invariant
+        self.member = member
+        self.text = text
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"member {self.member} has stopped: {self.text} (expected {self.expected}, found {self.found}); "
+            "this is a defect of unisono, please report it"
+        )
+
+
 class MissingDependency(UnisonoError):
     """A program or package that is needed is not installed; the message says how to install it."""
 

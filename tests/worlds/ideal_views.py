@@ -90,7 +90,8 @@ class IdealGroup:
     """Members over ideal views.
 
     `scripts` gives the priorities that each first member sends, `can_join` those of members that may join, or come back
-    after a crash. `crashes` and `leaves` limit how many of each may happen; `can_crash` lists the members that may crash.
+    after a crash. `crashes` and `leaves` limit how many of each may happen; `can_crash` lists
+    the members that may crash.
     """
 
     def __init__(

@@ -105,16 +105,14 @@ class WallClock:
 
         Of several reads the fastest one counts: the process was not interrupted in it.
         """
-        best: tuple[int, int, int] | None = None
+        reads: list[tuple[int, int, int]] = []
         for _ in range(_OFFSET_READS):
             before = self._monotonic()
             system = self._system() + self._ahead_ns
             after = self._monotonic()
-            if best is None or after - before < best[2]:
-                best = after, system - (before + after) // 2, after - before
-        assert best is not None
-        latest, offset, width = best
-        return max(latest, after), offset, width
+            reads.append((after, system - (before + after) // 2, after - before))
+        latest, offset, width = min(reads, key=lambda read: read[2])
+        return max(latest, reads[-1][0]), offset, width
 
 
 def new_incarnation() -> int:

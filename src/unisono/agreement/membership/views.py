@@ -74,7 +74,7 @@ from unisono.agreement.membership.multicast import (
 )
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import Decision
-from unisono.errors import UnisonoError
+from unisono.errors import InvariantViolated, UnisonoError
 from unisono.model.durations import NS_PER_MS, earliest
 from unisono.model.events import Blocked, Violation, ViolationKind
 from unisono.model.histogram import Histogram
@@ -314,9 +314,14 @@ class Membership:
         if (forming or self._is_of_this_view(now, frame)) and self._consensus is not None:
             self._consensus.from_below(now, frame)
 
+    def _installed_view(self) -> ViewMulticast:
+        if self._view_multicast is None:
+            text = "a message of a view is processed before this member has installed one"
+            raise InvariantViolated("view", self.me, text, "an installed view", "none")
+        return self._view_multicast
+
     def _on_message(self, now: int, sender: int, message: wire.MembershipMessage) -> None:
-        view_multicast = self._view_multicast
-        assert view_multicast is not None
+        view_multicast = self._installed_view()
         match message:
             case Multicast():
                 view_multicast.on_multicast(now, sender, message)
@@ -466,8 +471,7 @@ class Membership:
 
     def _advance_attempt(self, now: int, attempt: ViewChangeAttempt) -> None:
         """Answer the open question for this member itself, and propose the view when all survivors are ready."""
-        view_multicast = self._view_multicast
-        assert view_multicast is not None
+        view_multicast = self._installed_view()
         question, unanswered = attempt.open_question()
         if self.me in unanswered and isinstance(question, Flush):
             attempt.on_flushed(self.me, Flushed(attempt.number, False, dict(view_multicast.received)))
