@@ -42,7 +42,6 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.delivery_check import DeliveryCheck
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
@@ -111,9 +110,6 @@ class Stack:
         self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
         self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
-        self._delivery_check = None
-        if capabilities.keyed:
-            self._delivery_check = DeliveryCheck(policy.member, sender_order=not capabilities.pulled)
         self._declared_grid = SlotGrid.of(policy.timing)
         clock_check.next_wake = self._wake_at
 
@@ -221,8 +217,6 @@ class Stack:
             )
         batch = self._priority_order.consume(now)
         if batch is not None:
-            if self._delivery_check is not None:
-                self._delivery_check.check((batch,))
             if self.observer is not None:
                 self.observer.delivered(now, [batch])
             self._pump(now)
@@ -294,13 +288,11 @@ class Stack:
         """Return the effects of all inputs since the last step.
 
         A driver calls this after each input, or once after several inputs that arrived together, and passes the result
-        to `carry_out`. Raises InvariantViolated, and releases nothing, if the order would break its own promise.
+        to `carry_out`.
         """
         records = self._flush() if self._durable_order is not None else ()
         datagrams = self._encode_outgoing() if self._out else ()
         events = self._pop_events()
-        if events and self._delivery_check is not None:
-            self._delivery_check.check(events)
         if events and self._rmcast is None and not self.order.keeps_sending_to_departed():
             self._follow_view(events)
         return Effects(records, datagrams, events, self._wake_at())

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import pytest
 from tests.paper.schedule import MS, Group, figure_8, fixed
-from tests.worlds.wrong_deliveries import let_wrong_deliveries_pass
 
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
 from unisono.model.events import Batch
@@ -23,12 +22,6 @@ TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 MEMBERS = (1, 2, 3, 4)
 BUGGY = 3
 SLOTS = 6
-
-
-@pytest.fixture(autouse=True)
-def unchecked_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member with a bug goes on after a wrong delivery: these tests judge what the checkers of traces find."""
-    let_wrong_deliveries_pass(monkeypatch)
 
 
 class Planted(Vbr):

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.simulation.test_finals_swarm import verdicts_of
-from tests.worlds.wrong_deliveries import let_wrong_deliveries_pass
 
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_MS
@@ -29,12 +28,6 @@ from unisono.orders.final.recovery import Recovery
 from unisono.sim.swarm.final import finals
 
 Rule = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def unchecked_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member with a bug goes on after a wrong delivery: these tests judge what the checkers of traces find."""
-    let_wrong_deliveries_pass(monkeypatch)
 
 
 def disturbed(*faults: Fault, loss_burst: int = 0) -> Scenario:

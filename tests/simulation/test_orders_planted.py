@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from tests.simulation.test_orders_swarm import judged, problems
-from tests.worlds.wrong_deliveries import let_wrong_deliveries_pass
 
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_MS, NS_PER_S
@@ -36,12 +35,6 @@ TRIED = 40
 """At most this many scenarios of the order are run; the first that shows the bug is enough."""
 
 Rule = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def unchecked_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member with a bug goes on after a wrong delivery: these tests judge what the checkers of traces find."""
-    let_wrong_deliveries_pass(monkeypatch)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,10 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.errors import InvariantViolated
 from unisono.model.effects import Datagram, Effects
-from unisono.model.events import Batch, ViolationKind
+from unisono.model.events import ViolationKind
 from unisono.model.stored_records import Write
 from unisono.net.fec.layer import Fec
-from unisono.orders.priority.order import PriorityOrder
-from unisono.orders.receive_queue import SlotFrames
-from unisono.orders.vbr.order import Vbr
 from unisono.runtime import driver as driver_module
 
 Break = Callable[[pytest.MonkeyPatch, unisono.Group], None]
@@ -84,57 +80,6 @@ def test_a_datagram_that_breaks_the_stack_ends_the_group(monkeypatch: pytest.Mon
         enemy.close()
 
     scene(part)
-
-
-def test_a_wrong_delivery_ends_the_group_before_the_application_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted defect delivers the second message twice."""
-    right = Vbr._deliver
-
-    def twice(order: Vbr, sender: int, frames: SlotFrames) -> None:
-        right(order, sender, frames)
-        batch = order.events[-1] if order.events else None
-        if isinstance(batch, Batch) and batch.first_sequence:
-            order.events.append(batch)
-
-    async def part(group: unisono.Group) -> None:
-        await group.send(b"first")
-        assert [message async for message in _first_messages(group, 1)] == [b"first"]
-        await group.send(b"second")
-        with pytest.raises(InvariantViolated, match="the order goes back") as stopped:
-            await _drain(group)
-        assert (stopped.value.invariant, stopped.value.member) == ("order", 1)
-        with pytest.raises(InvariantViolated):
-            await group.send(b"third")
-        assert group.stats().delivered == 1
-        assert await group.leave() is False
-
-    monkeypatch.setattr(Vbr, "_deliver", twice)
-    scene(part)
-
-
-def test_a_message_that_is_pulled_twice_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = PriorityOrder.consume
-    pulled: list[Batch] = []
-
-    def again(order: PriorityOrder, now: int) -> Batch | None:
-        if pulled:
-            return pulled[0]
-        batch = right(order, now)
-        if batch is not None:
-            pulled.append(batch)
-        return batch
-
-    async def part(group: unisono.Group) -> None:
-        await group.send(b"only")
-        with pytest.raises(InvariantViolated, match="the order goes back"):
-            await _drain(group)
-        with pytest.raises(InvariantViolated):
-            await group.send(b"more")
-        assert group.stats().delivered == 1
-
-    monkeypatch.setattr(PriorityOrder, "consume", again)
-    monkeypatch.setattr(PriorityOrder, "consumable", lambda order: True)
-    scene(part, order="priority")
 
 
 async def _first_messages(group: unisono.Group, count: int) -> AsyncIterator[bytes]:

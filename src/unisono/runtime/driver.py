@@ -25,7 +25,6 @@ from unisono.errors import (
     GroupClosed,
     Infeasible,
     InvalidOption,
-    InvariantViolated,
     MessageTooLarge,
     StorageError,
     UnisonoError,
@@ -332,11 +331,7 @@ class Driver:
         if self._closed:
             return None
         now = self.clock.now()
-        try:
-            batch = self.stack.consume(now)
-        except InvariantViolated as error:
-            self._fail(error)
-            raise
+        batch = self.stack.consume(now)
         if batch is not None:
             self.delivered += batch.count
             if self._rows is not None:
@@ -351,6 +346,11 @@ class Driver:
             self._changed.clear()
             await self._changed.wait()
 
+    def report_violation(self, violation: Violation) -> None:
+        """Queue a violation that the driver itself has found."""
+        self._enqueue(violation)
+        self._changed.set()
+
     def counters(self) -> dict[str, int]:
         """What the stack, the storage and the transport have counted, by "part.name"."""
         found = self.stack.counters()
@@ -358,11 +358,6 @@ class Driver:
         if self._storage is not None:
             found |= {f"storage.{name}": count for name, count in self._storage.counters().items()}
         return found
-
-    def report_violation(self, violation: Violation) -> None:
-        """Tell the application of something that the driver's surroundings do not hold."""
-        self._enqueue(violation)
-        self._changed.set()
 
     def last_violation_text(self) -> str:
         """The text of the last violation in the queue."""
@@ -483,7 +478,7 @@ class Driver:
         self.close()
 
     def _failure_error(self) -> UnisonoError | None:
-        if self._failure is None or isinstance(self._failure, StorageError | InvariantViolated):
+        if self._failure is None or isinstance(self._failure, StorageError):
             return self._failure
         error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
         error.__cause__ = self._failure
