@@ -22,7 +22,7 @@ from unisono.cli.options import (
     parse_reliable,
 )
 from unisono.errors import InvalidOption
-from unisono.model.capabilities import capabilities_of
+from unisono.model.capabilities import orders_with
 from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
 from unisono.runtime.timers import new_incarnation
@@ -195,7 +195,7 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
         _print_status(f"member {group.member} of {group.reference}")
         members = ", ".join(map(str, group.members))
         bound = duration_text(group.bound_ns)
-        pulls = capabilities_of(options.order).pulled
+        pulls = group.stats().order in orders_with("pulled")
         _print_status(
             f"members {members}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}")
         )
