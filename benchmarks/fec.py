@@ -14,16 +14,14 @@ from random import Random
 from typing import Any
 
 from benchmarks.progress import Say, silence
-from unisono.model.ids import group_key
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, group_key
 from unisono.net.fec.layer import Fec
 from unisono.net.fec.shares import Share, missing_originals, redundant_shares
 from unisono.wire.door import Door
-from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, Frame, Kind, encode
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES, OutgoingMessages
+from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, PACKED_HEADER_BYTES, Frame, Kind, OutgoingMessages, encode
 
 GROUP = "fec"
 BLOCKS = 8

@@ -19,12 +19,11 @@ import numpy as np
 
 from benchmarks import groups
 from unisono.check.timing import latency
-from unisono.model.durations import NS_PER_S, ns_to_ms
 from unisono.model.offers import Ask
-from unisono.model.rates import Rate
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_S, Rate, ns_to_ms
 from unisono.orders.vbr.bounds import offer
 from unisono.sim.run import run
 

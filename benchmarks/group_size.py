@@ -19,13 +19,11 @@ from typing import Any
 import unisono
 from benchmarks.progress import Say, silence
 from unisono.model.delays import UniformDelay
-from unisono.model.durations import NS_PER_S
 from unisono.model.effects import Effects
-from unisono.model.events import Batch
+from unisono.model.events import Batch, View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate
 from unisono.sim.clocks import FixedClock
 from unisono.sim.network import network_with_model
 from unisono.sim.random_streams import RandomStreams

@@ -17,11 +17,10 @@ from benchmarks.progress import Say, silence
 from unisono.check.timing import latencies
 from unisono.experiments.mistakes import count_mistakes
 from unisono.model.delays import ConstantDelay, DelayModel, UniformDelay
-from unisono.model.durations import NS_PER_MS
-from unisono.model.rates import Rate
 from unisono.model.scenario import Clocks, Network, Scenario, Send, Workload
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
+from unisono.model.units import NS_PER_MS, Rate
 from unisono.sim.result import Result
 from unisono.sim.run import run
 

@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.progress import Say, silence
 from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
-from unisono.model.durations import NS_PER_S
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.units import NS_PER_S
 
 MEMBERS = 5
 RATE = 100.0

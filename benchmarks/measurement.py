@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.progress import Say, silence
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
-from unisono.model.durations import NS_PER_S
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import EVERY_LINK, MetricRow, Side
+from unisono.model.delays import Histogram
+from unisono.model.sla import EVERY_LINK, MetricRow, Side
 from unisono.model.text.sla import parse_slas
+from unisono.model.units import NS_PER_S
 from unisono.pipeline.measurement import (
     MeasuredBatch,
     MeasurementJob,

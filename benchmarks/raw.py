@@ -13,11 +13,10 @@ import socket
 import sys
 import time
 
-from unisono.model.ids import group_key
+from unisono.model.units import group_key
 from unisono.runtime.sockets import kernel_drops
 from unisono.wire.door import Door
-from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES, OutgoingMessages
+from unisono.wire.frame import HEADER_BYTES, PACKED_HEADER_BYTES, Frame, Kind, OutgoingMessages, encode
 
 RECEIVE_BUFFER_FORCE = 33
 

@@ -26,9 +26,8 @@ from benchmarks.progress import Say, silence
 from unisono.check.columns import message_codes
 from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
-from unisono.model.delays import EmpiricalDelay
-from unisono.model.histogram import Histogram, bucket_middle
-from unisono.model.redundancy import Redundancy
+from unisono.model.delays import EmpiricalDelay, Histogram, bucket_middle
+from unisono.model.policy import Redundancy
 from unisono.model.text.scenario import parse_scenario
 from unisono.qos.plan.negotiation import Agreement, Environment, Requirement, Target, negotiate
 from unisono.qos.plan.rmcast_model import NetworkModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import EVERY_LINK, MetricRow, Side
+from unisono.model.delays import Histogram
+from unisono.model.sla import EVERY_LINK, MetricRow, Side
 from unisono.trace.metrics import MetricRecord, metrics_folder, to_line
 
 MS = 1_000_000

@@ -8,8 +8,8 @@ from string import ascii_letters
 from typing import Any, Protocol, TypeVar
 
 from examples.areas.rules import HEIGHT, WIDTH, Spot, begin, bot_key, coin_key, cross, grab, walk
-from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology
+from unisono.model.units import NS_PER_MS
 from unisono.replica import Replica
 
 AREAS = {"west": (1, 2, 3), "middle": (4, 5, 6), "east": (7, 8, 9)}

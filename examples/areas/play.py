@@ -9,15 +9,12 @@ from random import Random
 from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, AreaWorld
 from examples.areas.rules import Area
 from unisono.model.delays import UniformDelay
-from unisono.model.durations import NS_PER_MS
 from unisono.model.effects import Effects
-from unisono.model.events import Batch
-from unisono.model.grades import Grade
+from unisono.model.events import Batch, Grade, View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup
-from unisono.model.views import View
+from unisono.model.units import NS_PER_MS, Rate
 from unisono.replica import Replica
 from unisono.sim.clocks import FixedClock
 from unisono.sim.network import DelaySource, SimulatedNetwork, delays_from_model, full_mesh

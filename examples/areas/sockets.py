@@ -9,7 +9,7 @@ import unisono
 from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, AreaWorld
 from examples.areas.rules import Area
 from unisono.cluster.supervisor import free_addresses
-from unisono.model.durations import NS_PER_S
+from unisono.model.units import NS_PER_S
 from unisono.replica import Replicated
 
 

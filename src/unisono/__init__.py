@@ -21,25 +21,24 @@ from unisono.model.events import (
     Blocked,
     ClockViolation,
     Delivery,
+    Grade,
     Notice,
     NoticeKind,
     Rejoining,
     SlaCleared,
     SlaViolation,
+    Stats,
     TimingChange,
     TopologyChange,
+    View,
     ViewChange,
     Violation,
     ViolationKind,
 )
-from unisono.model.grades import Grade
-from unisono.model.metrics import MetricRow
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
-from unisono.model.state_holder import StateHolder
-from unisono.model.stats import Stats
+from unisono.model.policy import Redundancy, StateHolder
+from unisono.model.sla import MetricRow
 from unisono.model.topology import Multigroup, Topology
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.qos.plan.admission import Link
 
 __version__ = "0.1.0"

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from unisono.errors import FormationTimeout, GroupClosed, InvalidOption
-from unisono.model.durations import NS_PER_S, duration_ns
-from unisono.model.events import Batch, Delivery, Notice, TimingChange, ViewChange, Violation, ViolationKind
-from unisono.model.metrics import MetricRow
-from unisono.model.priorities import PRIORITY_MAX
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
-from unisono.model.remaining import remaining
-from unisono.model.sla import SlaSet
-from unisono.model.state_holder import StateHolder
-from unisono.model.stats import Stats
+from unisono.model.events import (
+    Batch,
+    Delivery,
+    Notice,
+    Stats,
+    TimingChange,
+    ViewChange,
+    Violation,
+    ViolationKind,
+    remaining,
+)
+from unisono.model.policy import PRIORITY_MAX, Redundancy, StateHolder
+from unisono.model.sla import MetricRow, SlaSet
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
+from unisono.model.units import NS_PER_S, Rate, duration_ns
 from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
 from unisono.runtime.discovery import BeaconResponder

@@ -21,17 +21,12 @@ from typing import Protocol, TypeVar, cast
 
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import CAPABILITIES, capabilities_of, check_options, needs_storage, orders_with
-from unisono.model.durations import earliest
-from unisono.model.effects import Datagram, Effects
+from unisono.model.delays import Histogram
+from unisono.model.effects import Datagram, Effects, StoredRecords, Write
 from unisono.model.events import Batch, LeaveComplete, SlaVerdict, StackEvent, ViewChange
-from unisono.model.histogram import Histogram
-from unisono.model.ids import EVERYONE, group_key
-from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver, UnlimitedNetwork
-from unisono.model.settings import Settings
-from unisono.model.slot_schedule import SlotGrid
-from unisono.model.state_holder import StateHolder
-from unisono.model.stored_records import StoredRecords, Write
+from unisono.model.policy import Policy, Settings, StateHolder
+from unisono.model.timing import SlotGrid, earliest
+from unisono.model.units import EVERYONE, Rate, Reserver, UnlimitedNetwork, group_key
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec import layer as fec
 from unisono.net.fec.layer import Fec
@@ -53,9 +48,9 @@ from unisono.orders.priority.order import PriorityOrder, build_priority_order
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
+from unisono.wire.control import encode_settings_with_verdict
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Frame, Kind, encode
-from unisono.wire.setting_requests import encode_settings_with_verdict
 
 _OrderType = TypeVar("_OrderType")
 

@@ -21,11 +21,11 @@ from tests.worlds.ideal_trace import ideal_trace
 
 from unisono.model.capabilities import SERVICES, orders_with
 from unisono.model.delays import ExponentialDelay
-from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Crash
-from unisono.model.redundancy import Adaptive, Redundancy
+from unisono.model.policy import Adaptive, Redundancy
 from unisono.model.scenario import Clocks, Leave, Restart, Scenario, Start, Workload
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.units import NS_PER_MS
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.sim import run

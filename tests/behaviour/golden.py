@@ -16,22 +16,20 @@ from typing import Any, Final
 
 from unisono.agreement.membership import messages as membership
 from unisono.agreement.paxos import messages as consensus
+from unisono.model.effects import Write
 from unisono.model.events import SlaViolation, ViolationKind
-from unisono.model.message_range import MessageRange
-from unisono.model.message_set import MessageRef, MessageSet
-from unisono.model.settings import Settings
-from unisono.model.slot_schedule import Segment
-from unisono.model.stored_records import Write
+from unisono.model.message_set import MessageRange, MessageRef, MessageSet
+from unisono.model.policy import Settings
+from unisono.model.timing import Segment
 from unisono.net.fec import shares as fec
 from unisono.net.rmcast import copies as rmcast
 from unisono.net.services import uniform
+from unisono.orders import packing as parcel
 from unisono.orders.final import messages as finals
 from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup
 from unisono.orders.priority import messages as priority
-from unisono.wire import beacon, control, door, heartbeat
-from unisono.wire import bundles as parcel
-from unisono.wire import setting_requests as demand
+from unisono.wire import beacon, control, door
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -41,9 +39,9 @@ from unisono.wire.frame import (
     Frame,
     Kind,
     Nested,
+    OutgoingMessages,
     encode,
 )
-from unisono.wire.packed_messages import OutgoingMessages
 
 PATH: Final = Path(__file__).with_name("golden.json")
 GROUP: Final = 0xA1B2C3D4
@@ -125,7 +123,7 @@ ENTRY: Final = multigroup.StampedEntry(multigroup.stamp_of(1000, 2), 0b101, PARC
 STAMP: Final = multigroup.stamp_of(2000, 3)
 SET: Final = MessageSet({(1, 4): ((0, 2), (5, 5)), (3, 1): ((7, 9),)})
 EXTENTS: Final = (MessageRange(SLOT, 1, 4, 10, 2), MessageRange(SLOT, 2, 5, 0, 1))
-DEMANDS: Final = (demand.SettingRequest(4, 3, b"settings"),)
+SETTING_REQUESTS: Final = (control.SettingRequest(4, 3, b"settings"),)
 VIOLATION: Final = SlaViolation(
     ViolationKind.SYSTEM_SLA,
     "",
@@ -145,7 +143,7 @@ VIOLATION: Final = SlaViolation(
 def _data_frames() -> dict[str, Example]:
     piece = _data(FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, body=b"part")
     wishes = control.encode_mark_requests(
-        control.encode_slot_request(4_000_000), demand.encode_setting_requests(DEMANDS)
+        control.encode_slot_request(4_000_000), control.encode_setting_requests(SETTING_REQUESTS)
     )
     return {
         "1 DATA messages of different sizes": _framed(_data(0, OutgoingMessages(RUN, same_size=False)), RUN, _messages),
@@ -156,7 +154,7 @@ def _data_frames() -> dict[str, Example]:
         "1 DATA first piece": _framed(piece, b"part", lambda frame: bytes(frame.body)),
         "1 DATA wishes": _framed(
             _data(END_OF_SLOT | SETTING_REQUEST, body=wishes),
-            (4_000_000, DEMANDS),
+            (4_000_000, SETTING_REQUESTS),
             lambda frame: control.decode_mark_requests(frame.body),
         ),
     }
@@ -168,7 +166,7 @@ def _control_frames() -> dict[str, Example]:
     segments = (Segment(10, 50_000_000, 5_000_000), Segment(20, 100_000_000, 4_000_000))
     step = control.JoinStep.MERGE
     join = control.Join(
-        5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, DEMANDS
+        5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, SETTING_REQUESTS
     )  # fmt: skip
     pairs: dict[str, tuple[Kind, Any, bytes, Decode]] = {
         "2 HELLO": (Kind.HELLO, hello, control.encode_hello(hello), control.decode_hello),
@@ -178,12 +176,12 @@ def _control_frames() -> dict[str, Example]:
         "16 NEW_RATE": (Kind.NEW_RATE, (4, 10), control.encode_new_rate(4, 10), control.decode_new_rate),
         "17 RESERVED": (Kind.RESERVED, (4, True), control.encode_reserved(4, True), control.decode_reserved),
     }
-    beating = heartbeat.Heartbeat(9, 20_000_000)
+    beating = control.Heartbeat(9, 20_000_000)
     pairs["40 HEARTBEAT"] = (
         Kind.HEARTBEAT,
         beating,
-        heartbeat.encode_heartbeat(beating),
-        heartbeat.decode_heartbeat,
+        control.encode_heartbeat(beating),
+        control.decode_heartbeat,
     )
     return {label: _body(*given) for label, given in pairs.items()}
 
@@ -435,10 +433,10 @@ def contents() -> dict[str, Example]:
         found[f"group control {name}"] = Example(settled, data, multigroup.decode_control)
 
     def command(data: bytes) -> Any:
-        read = demand.decode_settings_with_verdict(data)
-        return read if read is None else (read[0], demand.encode_settings_with_verdict(*read))
+        read = control.decode_settings_with_verdict(data)
+        return read if read is None else (read[0], control.encode_settings_with_verdict(*read))
 
-    commanded = demand.encode_settings_with_verdict(settings, VIOLATION)
+    commanded = control.encode_settings_with_verdict(settings, VIOLATION)
     return found | {
         "parcel": Example(PARCEL, PARCEL_BYTES, parcel.decode_bundle),
         "log value": Example((SLOT, [PARCEL]), parcel.encode_log_value(SLOT, [PARCEL_BYTES]), parcel.decode_log_value),
@@ -454,7 +452,7 @@ def contents() -> dict[str, Example]:
             priority.encode_handover(queue_state, b"application"),
             priority.decode_handover,
         ),
-        "settings": Example(settings, demand.encode_settings(settings), demand.decode_settings),
+        "settings": Example(settings, control.encode_settings(settings), control.decode_settings),
         "settings with verdict": Example((settings, commanded), commanded, command),
         "beacon": Example(beacon_value, beacon.encode_beacon(beacon_value), beacon.decode_beacon),
     }

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from unisono.model.effects import Datagram
-from unisono.model.stored_records import Write
+from unisono.model.effects import Datagram, Write
 from unisono.sim.disk import SimDisk
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World

@@ -13,8 +13,7 @@ from tests.behaviour.baseline import FamilyHash, RunHash
 from tests.behaviour.families import FAMILIES, ROOT
 from tests.behaviour.recording import STREAMS, Recording, played, recorded
 
-from unisono.model.effects import Effects
-from unisono.model.stored_records import Write
+from unisono.model.effects import Effects, Write
 from unisono.model.text.scenario import parse_scenario
 from unisono.sim import run
 from unisono.sim.disk import SimDisk

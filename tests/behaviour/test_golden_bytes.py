@@ -10,7 +10,7 @@ import pytest
 from tests.behaviour.golden import read, sections
 
 from unisono.agreement.paxos import messages as consensus
-from unisono.model.stored_records import Write
+from unisono.model.effects import Write
 from unisono.runtime.storage import Storage
 from unisono.wire.frame import Kind
 

@@ -15,14 +15,12 @@ from random import Random
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.effects import Effects
-from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
+from unisono.model.events import Batch, LeaveComplete, View, ViewChange, Violation
 from unisono.model.faults import Loss, Span
-from unisono.model.ids import group_key
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, UnlimitedNetwork, group_key
 from unisono.model.workloads import ScheduledSends
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns

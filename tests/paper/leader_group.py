@@ -11,12 +11,12 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.model.events import View
 from unisono.model.faults import Loss, Partition
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, UnlimitedNetwork
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast

@@ -13,8 +13,8 @@ from unisono.model.topology import Topology
 from unisono.orders.multigroup.barriers import BarrierQueue
 from unisono.orders.multigroup.group_log import GroupLog
 from unisono.orders.multigroup.messages import Cast, Null, checked_bundle, encode_value, stamp_of
-from unisono.wire.bundles import Bundle, encode_bundle
-from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
+from unisono.orders.packing import Bundle, encode_bundle
+from unisono.wire.frame import OutgoingMessages, read_packed_messages
 
 TWO_GROUPS = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})
 

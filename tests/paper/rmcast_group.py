@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
 from unisono.net.rmcast.message import NO_COPY, RmcastMessage, RmcastRules
 
 MS = 1_000_000

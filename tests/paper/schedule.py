@@ -13,11 +13,11 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, UnlimitedNetwork
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock

@@ -12,12 +12,11 @@ from itertools import product
 import pytest
 from tests.stepping import events, outgoing
 
-from unisono.model.events import Batch
+from unisono.model.events import Batch, View
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
-from unisono.orders import modes
+from unisono.model.units import BandwidthReservation, Rate
+from unisono.orders import contract
 from unisono.orders.cbr.order import Cbr, CbrAction, CbrInput, CbrMode
 from unisono.orders.cbr.turns import CYCLE_NS, initial_porder, porder_by_sorting, update_porder
 from unisono.orders.vbr.order import Vbr
@@ -153,7 +152,7 @@ def test_figure_6_signature_and_variables() -> None:
     assert str(order.mode) == "GetRate"
     assert order.max_send() == 2
     assert all(not queue.slots for queue in order._rqueues.values())
-    assert {"app-mcast", "new-rate", "net-receive"} <= {str(each) for each in modes.Input}
+    assert {"app-mcast", "new-rate", "net-receive"} <= {str(each) for each in contract.Input}
     order.wake(START)
     assert str(order.mode) == "DetRate"
 

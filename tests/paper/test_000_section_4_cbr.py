@@ -18,16 +18,16 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import ReservationRefused
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import BandwidthReservation, Rate, Reserver, UnlimitedNetwork
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
 from unisono.orders.cbr.order import Cbr, CbrAction, CbrMode
 from unisono.orders.cbr.turns import CYCLE_NS, cbr_reservation, cycle_and_turn, due_ns, period_ns, porder_by_sorting
-from unisono.orders.receive_queue import SlotFrames
+from unisono.orders.packing import SlotFrames
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners, delay_per_link
 from unisono.sim.traffic import TrafficLedger

@@ -11,9 +11,9 @@ from tests.paper.schedule import MS, PLENTY, Group, fixed, random_schedule
 
 from unisono.check.verdict import Status, overall
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
+from unisono.model.units import Rate, Reserver
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import adversarial_network, constant_delay, corners
 from unisono.wire.frame import Kind, unpack_header

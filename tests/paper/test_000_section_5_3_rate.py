@@ -9,11 +9,10 @@ from random import Random
 import pytest
 from tests.paper.schedule import MS, PLENTY, Group, figure_8, fixed
 
-from unisono.model.durations import NS_PER_S
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import adversarial_network, constant_delay, corners

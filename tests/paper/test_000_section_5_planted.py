@@ -14,7 +14,7 @@ from tests.paper.schedule import MS, Group, figure_8, fixed
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
 from unisono.model.events import Batch
 from unisono.model.timing import Timing
-from unisono.orders.receive_queue import SlotFrames
+from unisono.orders.packing import SlotFrames
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_delay, full_mesh
 

@@ -12,15 +12,13 @@ from tests.paper.gapped_group import MS, PLENTY, GapGroup, fixed, random_churn
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.durations import NS_PER_S
-from unisono.model.events import ClockViolation
+from unisono.model.events import ClockViolation, View
 from unisono.model.faults import Loss, Partition, Span
 from unisono.model.offers import Ask
 from unisono.model.policy import PROBE_INTERVAL_NS, Policy
-from unisono.model.rates import Rate
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate
 from unisono.orders.leader.election import outage_ns
 from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns
 from unisono.qos.plan.planner import lower_bound_ns, plan

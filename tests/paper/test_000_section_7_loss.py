@@ -8,8 +8,8 @@ from itertools import groupby, product
 import pytest
 from tests.paper.gapped_group import MS, PLENTY, GapGroup, fixed, random_churn
 
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.sim.network import Flight, SimulatedLink, adversarial_network, constant_delay
 from unisono.wire.frame import END_OF_SLOT

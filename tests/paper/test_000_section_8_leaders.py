@@ -8,8 +8,8 @@ import pytest
 from tests.paper.leader_group import MS, LeaderGroup, unrelated_clocks
 
 from unisono.model.offers import Ask
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 from unisono.orders.leader import broadcast as leader_order
 from unisono.orders.leader import timestamp as timestamp_order
 from unisono.orders.leader.base import LeaderOrderBase

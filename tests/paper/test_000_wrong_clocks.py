@@ -14,9 +14,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.delays import ConstantDelay
 from unisono.model.events import ClockViolation, Violation
-from unisono.model.rates import Rate
 from unisono.model.scenario import Clocks, Network, Scenario, Workload
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 from unisono.sim.run import build_world, run_meta
 
 MS = 1_000_000

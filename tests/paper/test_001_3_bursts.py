@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 from tests.stepping import outgoing, wake_at
 
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.net.fec.layer import net_max_burst, order_policy
 from unisono.orders.packing import reservation
 from unisono.stack import build

@@ -14,14 +14,13 @@ from tests.unit.test_fec import GROUP, SLOT, Receiver, Sender, seen, slot_frames
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.delays import ConstantDelay, RandomSource
+from unisono.model.events import View
 from unisono.model.faults import Duplication, Loss, Reordering, Span
-from unisono.model.ids import group_key
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS, Network, Scenario, Start, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, UnlimitedNetwork, group_key
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec.layer import Fec, datagrams_per_slot, net_avg_per_slot, net_max_burst, order_policy
 from unisono.orders.vbr.order import Vbr

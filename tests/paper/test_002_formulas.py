@@ -16,11 +16,11 @@ from unisono.model.delays import (
     DelayModel,
     EmpiricalDelay,
     ExponentialDelay,
+    Histogram,
     LognormalDelay,
     UniformDelay,
 )
-from unisono.model.histogram import Histogram
-from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
+from unisono.model.policy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
 from unisono.net.rmcast.timeouts import ExactOmega
 from unisono.qos.plan.rmcast_model import (
     FOREVER_NS,

@@ -5,9 +5,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from unisono.errors import InvalidOption
-from unisono.model.delays import DelayModel, EmpiricalDelay, ExponentialDelay, LognormalDelay, ScaledDelay, UniformDelay
-from unisono.model.histogram import Histogram
-from unisono.model.redundancy import Redundancy
+from unisono.model.delays import (
+    DelayModel,
+    EmpiricalDelay,
+    ExponentialDelay,
+    Histogram,
+    LognormalDelay,
+    ScaledDelay,
+    UniformDelay,
+)
+from unisono.model.policy import Redundancy
 from unisono.qos.plan.negotiation import (
     OMEGA_MOST_ETAS,
     Agreement,

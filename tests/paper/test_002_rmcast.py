@@ -16,7 +16,7 @@ from tests.paper.rmcast_group import MS, ORIGINATOR, Broadcast, BroadcastResult,
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import ConstantDelay, ExponentialDelay
-from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
+from unisono.model.policy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
 from unisono.net.rmcast.message import BROADCASTING, DONE, MAXINT, NEVER, NO_COPY, WAITING, ZETA
 from unisono.net.rmcast.message import RmcastMessage as Message
 from unisono.net.rmcast.message import RmcastRules as Rules

@@ -7,7 +7,7 @@ import pytest
 from unisono.experiments.catalogue import find_experiment, run_task
 from unisono.experiments.experiment import Experiment, Row, result_rows, split_into_tasks
 from unisono.model.delays import ExponentialDelay
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
 from unisono.qos.plan.rmcast_model import NetworkModel, expected_broadcasts
 from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns

@@ -13,21 +13,20 @@ from unisono.check.timing import latency
 from unisono.check.verdict import Status
 from unisono.errors import DestinationNotAllowed
 from unisono.model.delays import ConstantDelay
-from unisono.model.durations import NS_PER_MS
+from unisono.model.events import View
 from unisono.model.faults import Crash, Partition, Span
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import Clocks, Expectation, Network, Scenario, Send, Workload
 from unisono.model.timing import Timing
 from unisono.model.topology import LIVENESS, Liveness, Multigroup, Topology
-from unisono.model.views import View
+from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
 from unisono.orders.multigroup.barriers import BarrierRequests
 from unisono.orders.multigroup.group_log import PendingProposals
 from unisono.orders.multigroup.messages import Cast, checked_bundle, encode_cast, stamp_of
 from unisono.orders.multigroup.order import QuasiGenuine
+from unisono.orders.packing import Bundle, encode_bundle
 from unisono.sim.result import Result
 from unisono.sim.run import run
-from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.frame import Frame, Kind
 
 MS = NS_PER_MS

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from tests.paper.multigroup_003 import TWO_GROUPS, CorrectedGroup, ImplementedGroup, Message, PublishedGroup, agree
 
-from unisono.model.durations import NS_PER_MS
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
-from unisono.model.views import View
+from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
 from unisono.orders.multigroup.barriers import BarrierRequests
 from unisono.orders.multigroup.group_log import GroupLog, GroupProposer, PendingProposals
 from unisono.orders.multigroup.messages import Null, checked_bundle, encode_value, stamp_of, time_of

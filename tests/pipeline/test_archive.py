@@ -14,12 +14,12 @@ import unisono
 from unisono.pipeline.session import package_archive
 
 ROOT = Path(unisono.__file__).parent
-HISTOGRAM = "unisono/model/histogram.py"
+HISTOGRAM = "unisono/model/delays.py"
 
 
 def imported(archive: Path) -> str:
     """Where an interpreter that knows nothing else of this package finds one of its modules."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import unisono.model.histogram as found; print(found.__file__)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import unisono.model.delays as found; print(found.__file__)"
     done = subprocess.run([sys.executable, "-c", code, archive], capture_output=True, text=True, check=True)
     return str(Path(done.stdout.strip()).relative_to(archive))
 

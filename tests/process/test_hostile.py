@@ -8,7 +8,7 @@ from typing import Any
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.model.ids import group_key
+from unisono.model.units import group_key
 from unisono.wire.frame import END_OF_SLOT, FRAGMENT, VERSION, Frame, Kind, encode
 
 GROUP = "besieged"

@@ -12,7 +12,7 @@ from examples.areas import sockets as areas
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.model.grades import Grade
+from unisono.model.events import Grade
 from unisono.replica import Dict, Replicated
 from unisono.testing import network
 

@@ -10,7 +10,7 @@ import pytest
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.errors import GroupClosed, InvalidOption
-from unisono.model.grades import Grade
+from unisono.model.events import Grade
 from unisono.replica import Counter, Dict, Log, Replicated, Set
 from unisono.replica.state_machine import StateMachine
 

@@ -7,16 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.model.durations import NS_PER_S
-from unisono.model.events import Batch
+from unisono.model.events import Batch, View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate, UnlimitedNetwork
 from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reservation
 from unisono.orders.vbr.order import Vbr
-from unisono.wire.frame import END_OF_SLOT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, UDP_IP_BYTES, Frame, Kind, encode
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FRAGMENT,
+    HEADER_BYTES,
+    MORE_FRAGMENTS,
+    PACKED_HEADER_BYTES,
+    UDP_IP_BYTES,
+    Frame,
+    Kind,
+    encode,
+)
 
 MS = 1_000_000
 T0 = 10**18

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from tests.stepping import events, outgoing, wake_at
 
-from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange, Violation
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.orders.packing import frames_per_slot
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import build

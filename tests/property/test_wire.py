@@ -8,14 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stepping import events, outgoing, wake_at
 
-from unisono.model.events import Batch
-from unisono.model.ids import group_key
+from unisono.model.events import Batch, View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, group_key
+from unisono.orders.contract import Mode
 from unisono.orders.formation import members_key
-from unisono.orders.modes import Mode
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
 from unisono.wire.control import (
@@ -38,9 +36,9 @@ from unisono.wire.frame import (
     MORE_FRAGMENTS,
     Frame,
     Kind,
+    OutgoingMessages,
     encode,
 )
-from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -24,8 +24,8 @@ from unisono.agreement.paxos.messages import (
     StorageMismatch,
     ValueRecord,
 )
+from unisono.wire.control import Heartbeat, decode_heartbeat, encode_heartbeat
 from unisono.wire.frame import Kind
-from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 
 numbers = st.integers(1, 2**63 - 1)
 ballots = st.integers(1, CHOSEN - 1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.message_range import MessageRange
-from unisono.model.message_set import MessageSet
+from unisono.model.message_set import MessageRange, MessageSet
 from unisono.orders.final import messages as wire
 from unisono.orders.final.messages import FinalLogState, FinalLogValue, Holdings, RecoveryReply, RecoveryRequest
 from unisono.wire.frame import Kind

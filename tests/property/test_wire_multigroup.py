@@ -46,9 +46,8 @@ from unisono.orders.multigroup.messages import (
     stamp_of,
     time_of,
 )
-from unisono.wire.bundles import Bundle, encode_bundle
-from unisono.wire.frame import Kind
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.orders.packing import Bundle, encode_bundle
+from unisono.wire.frame import Kind, OutgoingMessages
 
 numbers = st.integers(0, 2**40)
 members = st.integers(1, 65_535)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.worlds.ideal_swarm import random_group, run_randomly
 
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.model.priorities import PRIORITY_MAX
+from unisono.model.policy import PRIORITY_MAX
 from unisono.orders.priority.messages import (
     Ack,
     InsertionDecision,

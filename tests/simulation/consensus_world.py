@@ -15,7 +15,7 @@ from tests.worlds.check_consensus import DecisionReported, Proposed, consensus
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import RestoredState
 from unisono.check.verdict import Verdict
-from unisono.model.stored_records import StoredRecords
+from unisono.model.effects import StoredRecords
 from unisono.sim.disk import SimDisk
 from unisono.wire.frame import Frame
 

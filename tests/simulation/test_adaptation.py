@@ -12,10 +12,10 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
+from unisono.model.delays import Histogram
 from unisono.model.effects import Effects
 from unisono.model.events import Gap, Notice, SlaViolation, ViewChange, ViolationKind
 from unisono.model.faults import Fault, Loss, Partition, Pause, Span
-from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas

@@ -10,12 +10,11 @@ from tests.simulation.test_finals_planted import disturbed
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.delays import ConstantDelay
-from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Partition, Span
 from unisono.model.offers import Ask
-from unisono.model.rates import Rate
 from unisono.model.scenario import Network, PlannedSlotChange, Workload
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS, NS_PER_S, Rate
 from unisono.orders.final import order as final
 from unisono.orders.final.bounds import background_datagrams_per_s
 from unisono.qos.plan.planner import plan

@@ -14,12 +14,12 @@ import pytest
 from tests.simulation.test_finals_swarm import verdicts_of
 
 from unisono.check.verdict import Status
-from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Fault, Loss, Partition, Span
-from unisono.model.message_range import MessageRange
+from unisono.model.message_set import MessageRange
 from unisono.model.scenario import Scenario, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS
 from unisono.orders.cbr.bounds import turn_bound_ns
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.final.agreement import AgreedRange, FinalLog

@@ -20,8 +20,8 @@ from tests.simulation.seed_ranges import run_ranges
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Scenario
+from unisono.model.units import NS_PER_S
 from unisono.sim.run import run
 from unisono.sim.swarm.final import cbr_finals, finals
 from unisono.sim.swarm.quiescence import FinalOrderQuiescent

@@ -20,9 +20,9 @@ from unisono.model.delays import ConstantDelay
 from unisono.model.events import Batch
 from unisono.model.faults import Loss, Partition, Span
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
 from unisono.model.scenario import Leave, Network, PlannedRateChange, Scenario, Start, Workload
 from unisono.model.timing import Timing
+from unisono.model.units import Rate, Reserver
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.election import leader_change_bound_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.groups import DELTA_NS, mistakes
 
-from unisono.model.durations import NS_PER_MS
+from unisono.model.units import NS_PER_MS
 
 GAMMA_NS = 2 * NS_PER_MS
 ABOVE_NS = DELTA_NS + GAMMA_NS + NS_PER_MS

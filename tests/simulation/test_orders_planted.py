@@ -16,8 +16,8 @@ import pytest
 from tests.simulation.test_orders_swarm import judged, problems
 
 from unisono.check.verdict import Status
-from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.scenario import Scenario
+from unisono.model.units import NS_PER_MS, NS_PER_S
 from unisono.net.fec.layer import Fec
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.cbr.turns import period_ns

@@ -11,17 +11,17 @@ import pytest
 from unisono.check.multigroup import genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Loss, Span
 from unisono.model.scenario import Expectation, PlannedTopologyChange, Workload
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.units import NS_PER_MS
 from unisono.orders.multigroup import group_log
 from unisono.orders.multigroup.barriers import BarrierQueue, SourceGroup
 from unisono.orders.multigroup.group_log import PendingProposals
 from unisono.orders.multigroup.messages import Cast, StampedEntry, TopologyControl, stamp_of
 from unisono.orders.multigroup.topology_change import LinkState, TopologyState
+from unisono.orders.packing import Bundle
 from unisono.sim.run import run
-from unisono.wire.bundles import Bundle
 
 SEEDS = range(1, 8)
 

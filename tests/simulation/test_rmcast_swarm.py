@@ -20,10 +20,10 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.capabilities import SERVICES
 from unisono.model.delays import DelayModel, ExponentialDelay, UniformDelay, truncated_to
 from unisono.model.faults import Crash, Duplication, Loss, Span
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all
+from unisono.model.policy import Redundancy, RelativeRequirement, eta_of_all
 from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, Send, Start, Workload
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 from unisono.net.rmcast.layer import Rmcast
 from unisono.sim import run
 from unisono.sim.result import Result

@@ -10,11 +10,11 @@ import pytest
 from unisono.check.multigroup import genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.durations import NS_PER_MS
 from unisono.model.events import NoticeKind
 from unisono.model.faults import Crash, Fault, Partition, Span
 from unisono.model.scenario import Expectation, PlannedTopologyChange, Scenario, Send, Workload
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.units import NS_PER_MS
 from unisono.orders.multigroup import topology_change
 from unisono.sim.result import Result
 from unisono.sim.run import run

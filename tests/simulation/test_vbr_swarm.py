@@ -11,8 +11,8 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.durations import NS_PER_MS
 from unisono.model.scenario import Leave, Scenario
+from unisono.model.units import NS_PER_MS
 from unisono.sim import run
 from unisono.sim.swarm.vbr import calm, stormy
 

@@ -25,11 +25,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from unisono.model.delays import ConstantDelay
-from unisono.model.durations import duration_ns, duration_text
 from unisono.model.faults import Fault, Partition, Pause, Span
-from unisono.model.rates import Rate
 from unisono.model.scenario import Clocks, Network, Restart, Scenario, ScenarioStep, Start, Workload
 from unisono.model.timing import Timing
+from unisono.model.units import Rate, duration_ns, duration_text
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.sim.run import build_world, run_meta

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import MetricRow, Side
-from unisono.model.redundancy import Redundancy
-from unisono.model.sla import Hysteresis
+from unisono.model.delays import Histogram
+from unisono.model.policy import Redundancy
+from unisono.model.sla import Hysteresis, MetricRow, Side
 from unisono.model.timing import Timing
 from unisono.qos.adapt.controller import (
     CannotHold,

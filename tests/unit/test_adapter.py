@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 from unisono.errors import SlaError
-from unisono.model.events import Notice, SlaViolation, ViolationKind
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import MetricRow, Side
-from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
-from unisono.model.settings import Settings
+from unisono.model.delays import Histogram
+from unisono.model.events import Notice, SlaViolation, View, ViolationKind
+from unisono.model.policy import Policy, Redundancy, Settings
+from unisono.model.sla import MetricRow, Side
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.qos.adapt.controller import DEPARTED_REQUEST_KEPT_NS, Adapter
 
 MS = 1_000_000

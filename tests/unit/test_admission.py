@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.errors import InvalidOption, ReservationRefused
-from unisono.model.rates import BandwidthReservation
+from unisono.model.units import BandwidthReservation
 from unisono.qos.plan.admission import Link, capacity_bytes_per_s
 
 THETA_NS = 10_000_000

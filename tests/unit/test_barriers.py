@@ -8,8 +8,8 @@ from unisono.orders.multigroup.group_log import GroupLog, PendingProposals
 from unisono.orders.multigroup.messages import Cast, GroupState, Null, StampedEntry, encode_value, stamp_of
 from unisono.orders.multigroup.order import OptimisticDelivery, WaitWindow
 from unisono.orders.multigroup.topology_change import IncomingLink
-from unisono.wire.bundles import Bundle, encode_bundle
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.orders.packing import Bundle, encode_bundle
+from unisono.wire.frame import OutgoingMessages
 
 HERE, THERE, BEYOND = 0, 1, 2
 

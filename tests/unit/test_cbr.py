@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
-from unisono.model.events import Batch, LeaveComplete, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.offers import Ask
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import BandwidthReservation, Rate
 from unisono.orders.cbr.bounds import offer
 from unisono.orders.cbr.order import (
     CBR_ACCEPTED_INPUTS,
@@ -45,8 +44,17 @@ from unisono.wire.control import (
     encode_reserved,
 )
 from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind, encode
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    LEAVING,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    OutgoingMessages,
+    encode,
+)
 
 MS = 1_000_000
 T0 = 10**18

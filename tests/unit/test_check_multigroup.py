@@ -7,9 +7,9 @@ import pytest
 from unisono.check.multigroup import GRACE_DELAYS, genuineness, genuineness_over_time, multigroup_agreement
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.durations import NS_PER_MS
 from unisono.model.events import TopologyChange
 from unisono.model.topology import Topology
+from unisono.model.units import NS_PER_MS
 from unisono.trace.recorder import MemoryTrace, report_extras
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace

@@ -13,9 +13,8 @@ from tests.recorded_runs import record_run
 from unisono.check.suite import check_all
 from unisono.check.timing import DeclaredRates, SlotUsage, edge_usage, merge_usage, rate_compliance, rate_violations
 from unisono.check.verdict import Status
-from unisono.model.durations import NS_PER_S
-from unisono.model.rates import Rate
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.units import NS_PER_S, Rate
 from unisono.pipeline.verify import verify
 from unisono.sim.run import run
 from unisono.trace.files import read_trace

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.net.clock_check import QUIET_NS, ROUND_TRIPS, SAMPLES_KEPT, ClockCheck, ClockDifference, SkewSample
 from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind

@@ -24,7 +24,7 @@ from unisono.agreement.paxos.messages import (
 )
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, StorageError
-from unisono.model.stored_records import StoredRecords
+from unisono.model.effects import StoredRecords
 from unisono.wire.frame import Frame, Kind
 
 

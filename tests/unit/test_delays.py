@@ -12,13 +12,13 @@ from unisono.model.delays import (
     DelayModel,
     EmpiricalDelay,
     ExponentialDelay,
+    Histogram,
     LognormalDelay,
     TruncatedDelay,
     UniformDelay,
     parse_delay,
     truncated_to,
 )
-from unisono.model.histogram import Histogram
 
 MS = 1_000_000
 BY_TEXT = {

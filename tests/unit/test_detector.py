@@ -10,8 +10,8 @@ import pytest
 
 from unisono.agreement.failure_detector import GENERATION_SAMPLES, FailureDetector, HeartbeatIntervals
 from unisono.errors import InvalidOption
+from unisono.wire.control import Heartbeat, encode_heartbeat
 from unisono.wire.frame import Frame, Kind
-from unisono.wire.heartbeat import Heartbeat, encode_heartbeat
 
 MS = 1_000_000
 EVERY = 10 * MS

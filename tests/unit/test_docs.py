@@ -14,16 +14,15 @@ from benchmarks import figures
 from unisono.check.suite import check_all
 from unisono.check.verdict import overall
 from unisono.cli.main import build_parser, main
-from unisono.model.durations import NS_PER_S
-from unisono.model.metrics import METRICS
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
+from unisono.model.sla import METRICS
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate
 from unisono.net.fec.layer import datagrams_per_slot, residual_loss
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import latency_bound_ns
 from unisono.sim.run import run

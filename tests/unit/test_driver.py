@@ -9,9 +9,8 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.model.effects import Datagram, Effects
+from unisono.model.effects import Datagram, Effects, Write
 from unisono.model.events import ViolationKind
-from unisono.model.stored_records import Write
 from unisono.net.fec.layer import Fec
 from unisono.runtime import driver as driver_module
 

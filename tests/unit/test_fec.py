@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidOption, MissingDependency
-from unisono.model.ids import group_key
+from unisono.model.events import View
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, group_key
 from unisono.net.fec import shares as code
 from unisono.net.fec.layer import (
     HELD_BYTES_MAX,
@@ -45,9 +44,9 @@ from unisono.wire.frame import (
     MORE_FRAGMENTS,
     Frame,
     Kind,
+    OutgoingMessages,
     encode,
 )
-from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18

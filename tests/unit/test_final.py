@@ -9,13 +9,11 @@ import pytest
 from unisono.agreement.paxos.log import RestoredState
 from unisono.errors import InvalidOption
 from unisono.group import join
-from unisono.model.message_range import MessageRange, SenderSlot
-from unisono.model.message_set import SequenceRange
+from unisono.model.events import RemainingMessages, View
+from unisono.model.message_set import MessageRange, SenderSlot, SequenceRange
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.remaining import RemainingMessages
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.orders.final.agreement import (
     INCARNATIONS_KEPT,
     FinalLog,

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from unisono.model.events import Violation
+from unisono.model.events import View, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.orders.formation import RateExchange, members_key
 from unisono.wire.control import Hello, decode_hello, encode_hello
 from unisono.wire.frame import Frame, Kind

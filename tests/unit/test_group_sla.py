@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 from tests.metric_streams import COLLECT_NS, MS, SLA, START_NS, LossByInterval, interval_rows, lossy_between
 
+from unisono.model.delays import Histogram
 from unisono.model.events import SlaCleared, SlaViolation
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import MetricRow, Side
-from unisono.model.sla import Sla
+from unisono.model.sla import MetricRow, Side, Sla
 from unisono.model.text.sla import parse_slas
 from unisono.qos.watch.sla import EvaluationResult, GroupEvaluation, SlaStatus, verdict_id, worst_finding
 

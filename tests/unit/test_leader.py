@@ -8,12 +8,11 @@ import pytest
 from tests.stepping import events, outgoing
 
 from unisono.errors import MessageTooLarge, ReservationRefused
-from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
-from unisono.model.ids import group_key
+from unisono.model.events import Batch, LeaveComplete, View, ViewChange, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import BandwidthReservation, Rate, UnlimitedNetwork, group_key
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.election import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
@@ -45,7 +44,6 @@ from unisono.orders.leader.messages import (
 )
 from unisono.orders.leader.stream import WINDOW
 from unisono.orders.leader.timestamp import TimestampLeader
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.stack import ORDERS, Stack, build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, encode

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from unisono.model.metrics import Side
+from unisono.model.sla import Side
 from unisono.qos.watch.meters import REORDER_WINDOW, TIMED_BUFFER, LinkMeter, MetricWindow, Monitor
 from unisono.wire.frame import SERIAL_MAX
 

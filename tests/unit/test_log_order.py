@@ -10,19 +10,17 @@ from unisono.agreement.paxos.log import RestoredState
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, MessageTooLarge, StorageError
-from unisono.model.durations import NS_PER_MS
+from unisono.model.effects import StoredRecords
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
-from unisono.model.stored_records import StoredRecords
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
 from unisono.orders.log.order import BUNDLES_MAX, AgreedLog, ConsensusOrder
+from unisono.orders.packing import Bundle, decode_bundle, decode_log_value, encode_bundle, encode_log_value
 from unisono.sim import run
 from unisono.stack import build
-from unisono.wire.bundles import Bundle, decode_bundle, decode_log_value, encode_bundle, encode_log_value
-from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, OutgoingMessages
 
 MS = NS_PER_MS
 

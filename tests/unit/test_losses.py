@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.faults import Duplication, Fault, Loss, Partition, Pause, Span, fault_to_row
-from unisono.model.ids import group_key
-from unisono.model.losses import LossModel, max_lost
+from unisono.model.faults import Duplication, Fault, Loss, LossModel, Partition, Pause, Span, fault_to_row, max_lost
+from unisono.model.units import group_key
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.wire.frame import Frame, Kind, encode
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.model.metrics import MetricRow, Side
+from unisono.model.sla import MetricRow, Side
 from unisono.trace.metrics import (
     MetricRecord,
     MetricWriter,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.metric_streams import append_rows, interval_rows, lossy_between, stream_path, stream_text
 
-from unisono.model.metrics import MetricRow
+from unisono.model.sla import MetricRow
 from unisono.trace.metrics import (
     StreamSlice,
     balanced_parts,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import duration_ns, duration_text, ns_to_ms
+from unisono.model.units import duration_ns, duration_text, ns_to_ms
 
 
 @pytest.mark.parametrize(

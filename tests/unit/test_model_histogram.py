@@ -5,7 +5,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.histogram import Histogram
+from unisono.model.delays import Histogram
 
 values = st.lists(st.integers(-10, 2**40) | st.integers(0, 70), min_size=1, max_size=60)
 # Shares that a float represents exactly, so that the rank is exact.

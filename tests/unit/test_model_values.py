@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_S
-from unisono.model.events import Batch, Delivery
-from unisono.model.ids import MEMBER_MAX, checked_member, group_key
+from unisono.model.events import Batch, Delivery, View
 from unisono.model.policy import FRAME_MAX, FRAME_MIN, MESSAGE_MAX, Policy
-from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.model.units import MEMBER_MAX, NS_PER_S, BandwidthReservation, Rate, checked_member, group_key
+from unisono.wire.frame import OutgoingMessages
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -10,13 +10,12 @@ import pytest
 from tests.stepping import events, outgoing
 
 from unisono.errors import InvalidOption, SlaError
-from unisono.model.events import SlaViolation, StackEvent
-from unisono.model.metrics import EVERY_LINK, MetricRow, Side
+from unisono.model.events import SlaViolation, StackEvent, View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
+from unisono.model.sla import EVERY_LINK, MetricRow, Side
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.qos.watch.observer import QosObserver
 from unisono.stack import Stack, build
 from unisono.wire.frame import END_OF_SLOT, SERIAL_MAX, Frame, Kind

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from unisono.model.rates import Rate
-from unisono.net.pacer import Pacer
+from unisono.model.units import Rate
+from unisono.orders.packing import Pacer
 
 THETA_NS = 250_000_000
 """Averages hold over one second, which is four slots."""

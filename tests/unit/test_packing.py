@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidOption
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reservation
-from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES
+from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES, UDP_IP_BYTES
 
 MS = 1_000_000
 FRAME = 300

@@ -8,8 +8,8 @@ import pytest
 from unisono.errors import InvalidOption
 from unisono.model.delays import ExponentialDelay
 from unisono.model.offers import Ask, Offer
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, lower_bound_ns, plan
 from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, reach_probability

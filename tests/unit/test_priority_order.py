@@ -6,11 +6,10 @@ import pytest
 
 from unisono.agreement.membership.multicast import Receive, ReceiveUnicast
 from unisono.agreement.membership.views import NewView, NoLongerMember, StateReceived, StateRequested, ViewEvent
-from unisono.model.events import Batch, LeaveComplete, QueueStep, Rejoining, ViewChange, Violation, ViolationKind
+from unisono.model.events import Batch, LeaveComplete, QueueStep, Rejoining, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, UnlimitedNetwork
 from unisono.orders.priority.insertion import DecisionMode
 from unisono.orders.priority.messages import decode_handover
 from unisono.orders.priority.order import REJOIN_DELAY_NS, PriorityOrder

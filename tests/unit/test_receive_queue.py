@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from unisono.orders.receive_queue import Rqueue
+from unisono.orders.packing import Rqueue
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind
 
 

@@ -10,21 +10,18 @@ import pytest
 
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import CAPABILITIES
-from unisono.model.ids import group_key
-from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate
-from unisono.model.redundancy import Redundancy
-from unisono.model.seeded_stream import SplitMix64
+from unisono.model.delays import SplitMix64
+from unisono.model.events import View
+from unisono.model.policy import Policy, Redundancy
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import BandwidthReservation, Rate, group_key
 from unisono.net.layer import LostMessages
 from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy
 from unisono.net.rmcast.layer import Rmcast, copies_reservation
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import END_OF_SLOT, Frame, Kind, encode
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import END_OF_SLOT, Frame, Kind, OutgoingMessages, encode
 
 MS = 1_000_000
 T0 = 10**18

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.model.redundancy import Adaptive, Redundancy
+from unisono.model.policy import Adaptive, Redundancy
 from unisono.net.rmcast.message import DONE, NO_COPY, WAITING, RmcastMessage, RmcastRules
 
 ETA, RHO = 10_000, 2

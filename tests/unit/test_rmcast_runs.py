@@ -14,7 +14,7 @@ from unisono.model.delays import (
     LognormalDelay,
     UniformDelay,
 )
-from unisono.model.redundancy import Adaptive, Redundancy, RelativeRequirement
+from unisono.model.policy import Adaptive, Redundancy, RelativeRequirement
 from unisono.net.rmcast.message import NEVER, RmcastMessage, RmcastRules
 from unisono.sim.random_streams import generator, sample_delays
 from unisono.sim.rmcast_runs import NOT_REACHED, ORIGINATOR, CrashScenario, RmcastCase, RmcastRuns

@@ -229,11 +229,11 @@ def test_every_folder_with_code_is_a_package() -> None:
 
 # Path, source, and the expected line and rule.
 PLANTED = [
-    ("model/ids.py", "from unisono.wire import frame\n", 1, "imports"),
-    ("model/ids.py", "from unisono import wire\n", 1, "imports"),
-    ("model/ids.py", "from ..wire.frame import Frame\n", 1, "imports"),
-    ("model/ids.py", "import unisono\n", 1, "imports"),
-    ("model/ids.py", "from unisono import Group\n", 1, "imports"),
+    ("model/units.py", "from unisono.wire import frame\n", 1, "imports"),
+    ("model/units.py", "from unisono import wire\n", 1, "imports"),
+    ("model/units.py", "from ..wire.frame import Frame\n", 1, "imports"),
+    ("model/units.py", "import unisono\n", 1, "imports"),
+    ("model/units.py", "from unisono import Group\n", 1, "imports"),
     ("errors.py", "from .model import Rate\n", 1, "imports"),
     ("net/services/fifo.py", "from unisono.orders.vbr.order import Vbr\n", 1, "imports"),
     ("net/services/fifo.py", "def late():\n    from unisono.stack import Stack\n", 2, "imports"),
@@ -278,7 +278,7 @@ def test_a_planted_breach_is_found_and_named(path: str, source: str, line: int, 
 
 
 LAWFUL = [
-    ("model/ids.py", "from .rates import Rate\nfrom ..errors import UnisonoError\nimport enum\n"),
+    ("model/units.py", "from .rates import Rate\nfrom ..errors import UnisonoError\nimport enum\n"),
     ("orders/vbr/order.py", "from unisono.net import layer\nfrom unisono import errors, model\n"),
     ("sim/world.py", "import heapq\nimport random\nfrom unisono.stack import Stack\n"),
     ("runtime/driver.py", "import asyncio, socket, time, os, logging\nfrom unisono.trace import rows\n"),

@@ -7,10 +7,10 @@ import pytest
 from unisono.errors import ScenarioError
 from unisono.model.delays import ConstantDelay, ExponentialDelay, UniformDelay
 from unisono.model.faults import Crash, Duplication, Loss, Partition, Pause, Reordering, Span
-from unisono.model.rates import Rate
 from unisono.model.scenario import Leave, LinkDelay, PlannedRateChange, Scenario, Send, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))
 MS = 1_000_000

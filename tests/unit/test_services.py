@@ -11,21 +11,17 @@ from tests.stepping import events, outgoing, wake_at
 
 from unisono.errors import InvalidOption, MessageTooLarge
 from unisono.model.capabilities import CAPABILITIES, SERVICES
-from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
-from unisono.model.ids import group_key
-from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
+from unisono.model.events import Batch, LeaveComplete, View, ViewChange, Violation
+from unisono.model.policy import Policy, Redundancy
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, group_key
 from unisono.net.layer import LostMessages, Service
 from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import HAVE, HAVE_REQUEST, Have, UniformDelivery, decode_haves, encode_haves
 from unisono.stack import Stack, build
 from unisono.wire.door import Door
-from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, encode
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, OutgoingMessages, encode
 
 MS = 1_000_000
 T0 = 10**18

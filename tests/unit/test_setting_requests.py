@@ -9,28 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
-from unisono.model.metrics import METRICS
-from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.settings import Settings, strongest
-from unisono.model.slot_schedule import SlotGrid
-from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, View, ViolationKind
+from unisono.model.policy import Policy, Settings, strongest
+from unisono.model.sla import METRICS
+from unisono.model.timing import SlotGrid, Timing
+from unisono.model.units import Rate
 from unisono.orders.vbr.order import Vbr
 from unisono.orders.vbr.slots import SettingRequests, effective_from, effective_slot
 from unisono.stack import build
-from unisono.wire.control import decode_mark_requests, encode_mark_requests, encode_slot_request
-from unisono.wire.setting_requests import (
+from unisono.wire.control import (
     NAME_MAX_BYTES,
     SETTING_REQUEST_CONTENT_MAX_BYTES,
     SettingRequest,
+    decode_mark_requests,
     decode_setting_requests,
     decode_settings,
     decode_settings_with_verdict,
+    encode_mark_requests,
     encode_setting_requests,
     encode_settings,
     encode_settings_with_verdict,
+    encode_slot_request,
 )
 
 MS = 1_000_000

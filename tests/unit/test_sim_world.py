@@ -6,10 +6,10 @@ import pytest
 
 from unisono.errors import InvalidOption
 from unisono.model.effects import Datagram, Effects
+from unisono.model.events import View
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate
 from unisono.model.workloads import cbr
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.member import PayloadMismatch

@@ -8,10 +8,9 @@ from math import comb
 
 import pytest
 
+from unisono.model.delays import Histogram
 from unisono.model.events import SlaCleared, SlaViolation
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import METRICS, MetricRow, Shape, Side
-from unisono.model.sla import Sla
+from unisono.model.sla import METRICS, MetricRow, Shape, Side, Sla
 from unisono.qos.confidence import binomial_tail, share_lower_bound
 from unisono.qos.watch.sla import MemberEvaluation, SlaStatus, evaluate
 

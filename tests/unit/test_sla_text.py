@@ -9,7 +9,7 @@ import pytest
 
 from unisono.errors import SlaError
 from unisono.model.text.sla import parse_slas
-from unisono.model.text.toml_lines import key_lines
+from unisono.model.text.toml import key_lines
 
 MS = 1_000_000
 PROJECT = Path(__file__).parents[2]

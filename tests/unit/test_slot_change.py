@@ -12,11 +12,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, ReservationRefused
 from unisono.model.delays import ConstantDelay
-from unisono.model.events import TimingChange, ViewChange, Violation
+from unisono.model.events import TimingChange, View, ViewChange, Violation
 from unisono.model.faults import Crash, Fault, Loss, Partition, Span
-from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Policy, Redundancy
 from unisono.model.scenario import (
     Clocks,
     Leave,
@@ -30,8 +28,8 @@ from unisono.model.scenario import (
     Workload,
 )
 from unisono.model.timing import Timing
-from unisono.model.views import View
-from unisono.net.pacer import Pacer
+from unisono.model.units import BandwidthReservation, Rate
+from unisono.orders.packing import Pacer
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
 from unisono.qos.plan.admission import Link

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.model.slot_schedule import SEGMENTS_MAX, Segment, SlotGrid
-from unisono.model.timing import Timing
+from unisono.model.timing import SEGMENTS_MAX, Segment, SlotGrid, Timing
 from unisono.orders.vbr.slots import SlotChange, effective_slot
 from unisono.wire.control import decode_slot_request
 

@@ -9,13 +9,10 @@ from tests.stepping import events, outgoing, wake_at
 
 from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
 from unisono.model.effects import Datagram
-from unisono.model.events import Batch, LeaveComplete, ViewChange
-from unisono.model.ids import group_key
-from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
-from unisono.model.redundancy import Redundancy
+from unisono.model.events import Batch, LeaveComplete, View, ViewChange
+from unisono.model.policy import Policy, Redundancy
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import BandwidthReservation, Rate, UnlimitedNetwork, group_key
 from unisono.net.clock_check import ClockCheck
 from unisono.net.layer import Layer
 from unisono.orders.vbr.order import Vbr

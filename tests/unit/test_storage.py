@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import InvalidOption, StorageError
-from unisono.model.stored_records import Write
+from unisono.model.effects import Write
 from unisono.runtime.storage import BATCH_SYNC_INTERVAL_NS, Storage
 
 ACTED = 24

@@ -7,7 +7,7 @@ from tests.stepping import outgoing
 from tests.unit.test_leader import MS, START, TIMING, Bench
 
 from unisono.model.events import Batch, LeaveComplete
-from unisono.model.rates import Rate
+from unisono.model.units import Rate
 from unisono.orders.leader.election import leader_change_bound_ns
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.wire.frame import END_OF_SLOT, Kind, unpack_header

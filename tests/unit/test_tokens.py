@@ -17,8 +17,7 @@ from unisono.check.verdict import Reason
 from unisono.cluster.member_process import stored_mistakes
 from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span, fault_to_row
-from unisono.model.metrics import MetricRow, Side
-from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
+from unisono.model.sla import MetricRow, Side, fields_of_verdict, verdict_of_fields
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec.layer import Fec
 from unisono.net.layer import Layer

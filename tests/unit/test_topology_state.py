@@ -24,8 +24,8 @@ from unisono.orders.multigroup.messages import (
     time_of,
 )
 from unisono.orders.multigroup.topology_change import LinkState
-from unisono.wire.bundles import Bundle, encode_bundle
-from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
+from unisono.orders.packing import Bundle, encode_bundle
+from unisono.wire.frame import OutgoingMessages, read_packed_messages
 
 A, B = 0, 1
 MEMBERS = {A: (1, 2), B: (3, 4)}

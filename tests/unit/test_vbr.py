@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
-from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange, Violation
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import BandwidthReservation, Rate
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.formation import members_key
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import HORIZON_NS, Vbr
 from unisono.wire.control import Hello, encode_hello
-from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    LEAVING,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    OutgoingMessages,
+)
 
 MS = 1_000_000
 T0 = 10**18

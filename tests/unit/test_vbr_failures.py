@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from unisono.model.events import Batch, ClockViolation, LeaveComplete, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, ClockViolation, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import Rate, UnlimitedNetwork
 from unisono.net.clock_check import ClockDifference
-from unisono.orders.modes import Mode
+from unisono.orders.contract import Mode
 from unisono.orders.vbr import order as vbr
 from unisono.orders.vbr.failures import TIMEOUTS_BEFORE_REPORT, VbrGaps, latency_bound_ns
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join
-from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18

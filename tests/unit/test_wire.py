@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.model.slot_schedule import Segment
+from unisono.model.timing import Segment
 from unisono.wire.control import (
     Hello,
     Join,
@@ -30,20 +30,18 @@ from unisono.wire.frame import (
     FRAGMENT,
     HEADER_BYTES,
     LEAVING,
+    MIXED_SIZES,
     MORE_FRAGMENTS,
     SERIAL_AT,
     SERIAL_MAX,
     SETTING_REQUEST,
     VERSION,
     Frame,
-    Kind,
-    encode,
-)
-from unisono.wire.packed_messages import (
-    MIXED_SIZES,
     IncomingMessages,
+    Kind,
     OutgoingMessages,
     ReassembledMessage,
+    encode,
     read_packed_messages,
 )
 

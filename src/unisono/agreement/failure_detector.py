@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from math import exp, inf, log, log10
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_MS, NS_PER_S
-from unisono.model.histogram import Histogram, bucket_middle
+from unisono.model.delays import Histogram, bucket_middle
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS, NS_PER_S
+from unisono.wire.control import Heartbeat, decode_heartbeat, encode_heartbeat
 from unisono.wire.frame import Frame, Kind
-from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 
 GENERATION_SAMPLES = 500
 """Number of samples in a generation. Only the last two generations count, so that old samples are forgotten."""

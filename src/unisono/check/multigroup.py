@@ -29,8 +29,8 @@ from unisono.check.columns import (
     position_at,
 )
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
-from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology
+from unisono.model.units import NS_PER_MS
 from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace
 

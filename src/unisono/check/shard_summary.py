@@ -25,7 +25,7 @@ from unisono.check.timing import (
     slot_usage,
 )
 from unisono.check.total_order import EMPTY_SUMMARY, LogSpan, OrderSummary, StreamSpan, summarize_order
-from unisono.model.histogram import Histogram, upper_edge
+from unisono.model.delays import Histogram, upper_edge
 from unisono.trace.schema import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
 

@@ -30,7 +30,7 @@ from unisono.check.columns import (
 )
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
 from unisono.model.capabilities import recorded_capabilities
-from unisono.model.rates import Rate
+from unisono.model.units import Rate
 from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
 

@@ -38,11 +38,11 @@ from unisono.cluster.scenario_limits import loss_warning, member_schedules, refu
 from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of
-from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ns_to_ms
-from unisono.model.grades import GRADES
+from unisono.model.events import GRADES
 from unisono.model.scenario import Scenario, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
+from unisono.model.units import NS_PER_S, duration_ns, duration_text, ns_to_ms
 from unisono.trace.schema import group_folder
 
 # TC

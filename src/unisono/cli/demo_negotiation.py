@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unisono.cli.options import parse_reliable
 from unisono.errors import Infeasible, InvalidOption
 from unisono.model.delays import parse_delay
-from unisono.model.durations import duration_text
+from unisono.model.units import duration_text
 from unisono.qos.plan.negotiation import Agreement, Environment, Requirement, Target, negotiate
 from unisono.qos.plan.rmcast_model import NetworkModel
 

@@ -23,8 +23,8 @@ from unisono.cli.options import (
 )
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import orders_with
-from unisono.model.durations import duration_text, ns_to_ms
-from unisono.model.grades import GRADES, Grade
+from unisono.model.events import GRADES, Grade
+from unisono.model.units import duration_text, ns_to_ms
 from unisono.runtime.timers import new_incarnation
 from unisono.trace.metrics import MetricWriter
 

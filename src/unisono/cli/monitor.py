@@ -26,11 +26,11 @@ from unisono.cli.options import (
 )
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_S, duration_text, ns_to_ms
 from unisono.model.events import SlaViolation
-from unisono.model.metrics import METRICS, Unit
+from unisono.model.sla import METRICS, Unit
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
+from unisono.model.units import NS_PER_S, duration_text, ns_to_ms
 from unisono.trace.metrics import is_closed, metric_streams, readable_offsets
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import InvalidOption, UnisonoError
-from unisono.model.durations import duration_ns
-from unisono.model.redundancy import Adaptive, Redundancy
+from unisono.model.policy import Adaptive, Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
+from unisono.model.units import duration_ns
 
 # TC
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from typing import Any
 from unisono.cli.options import add_command, add_json, add_rate, add_timing, duration, parse_fec, print_json
 from unisono.errors import InvalidOption
 from unisono.model.delays import parse_delay
-from unisono.model.durations import duration_ns, duration_text, ns_to_ms
-from unisono.model.grades import GRADES
+from unisono.model.events import GRADES
 from unisono.model.offers import Ask, Offer
-from unisono.model.rates import Rate
 from unisono.model.timing import DELTA_DEFAULT, Timing
+from unisono.model.units import Rate, duration_ns, duration_text, ns_to_ms
 from unisono.qos.plan.negotiation import Target
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, plan

@@ -15,11 +15,11 @@ from unisono.check.verdict import Status, Verdict, overall
 from unisono.cli.options import add_command, add_json, print_json, read_text
 from unisono.cli.swarm import DEFAULT_SEEDS, SWARMS, Swarm
 from unisono.errors import InvalidOption
-from unisono.model.durations import ns_to_ms
 from unisono.model.faults import Pause
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.topology import Topology
+from unisono.model.units import ns_to_ms
 from unisono.sim.result import Result
 from unisono.sim.run import run as simulate
 from unisono.trace.files import write_trace

@@ -16,9 +16,9 @@ from unisono.check.final import GRACE_NS
 from unisono.check.latency_in_force import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict, check_name
-from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Partition, Pause
 from unisono.model.scenario import Scenario
+from unisono.model.units import NS_PER_S
 from unisono.sim.result import Result
 from unisono.sim.run import run as simulate
 from unisono.sim.swarm.final import cbr_finals, finals

@@ -32,16 +32,14 @@ from typing import Any
 from unisono.errors import GroupClosed, MissingDependency
 from unisono.group import Group, PendingJoin, join
 from unisono.model.capabilities import needs_storage
-from unisono.model.delays import RandomSource
-from unisono.model.durations import NS_PER_S, ns_to_ms
-from unisono.model.events import Batch, Notice, Rejoining, SlaCleared, SlaViolation, Violation
+from unisono.model.delays import Histogram, RandomSource
+from unisono.model.events import Batch, Grade, Notice, Rejoining, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
-from unisono.model.grades import Grade
-from unisono.model.histogram import Histogram
 from unisono.model.scenario import Leave, PlannedRateChange, PlannedSlotChange, Restart, Scenario, Workload
 from unisono.model.sla import SlaSet
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
+from unisono.model.units import NS_PER_S, ns_to_ms
 from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
 from unisono.replica.replica import MistakeCounts, Replica

@@ -21,11 +21,11 @@ from unisono.check.timing import latency
 from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
 from unisono.model.capabilities import capabilities_of, recorded_capabilities
-from unisono.model.durations import ns_to_ms
+from unisono.model.delays import Histogram
 from unisono.model.faults import fault_to_row
-from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
 from unisono.model.timing import Timing
+from unisono.model.units import ns_to_ms
 from unisono.stack import build
 from unisono.trace.files import ParquetWriter, read_trace
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta, write_meta

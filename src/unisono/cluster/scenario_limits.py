@@ -5,10 +5,9 @@ from __future__ import annotations
 from unisono.cluster.supervisor import MemberSchedule
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of
-from unisono.model.durations import NS_PER_S
-from unisono.model.faults import Crash, Loss, Partition, Pause, Reordering
-from unisono.model.losses import max_lost
+from unisono.model.faults import Crash, Loss, Partition, Pause, Reordering, max_lost
 from unisono.model.scenario import Restart, Scenario, Start
+from unisono.model.units import NS_PER_S
 
 
 def refuse_unsupported(scenario: Scenario) -> None:

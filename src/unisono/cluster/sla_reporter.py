@@ -24,9 +24,9 @@ from typing import Any
 from unisono.cluster.member_process import join_as_member, print_report
 from unisono.errors import FormationTimeout, GroupClosed
 from unisono.group import Group
+from unisono.model.delays import Histogram
 from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
-from unisono.model.histogram import Histogram
-from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
+from unisono.model.sla import fields_of_verdict, verdict_of_fields
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.qos.adapt.estimate import Estimate

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from unisono.experiments.experiment import Point, Row, Tally
 from unisono.experiments.intervals import Interval, Z, mean_interval, share_interval
 from unisono.model.delays import ExponentialDelay
-from unisono.model.durations import NS_PER_MS
-from unisono.model.redundancy import Adaptive, Redundancy
+from unisono.model.policy import Adaptive, Redundancy
+from unisono.model.units import NS_PER_MS
 from unisono.qos.plan.rmcast_model import NetworkModel
 from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import CrashScenario, RmcastCase, RmcastOutcomes, RmcastRuns

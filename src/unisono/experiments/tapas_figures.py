@@ -33,8 +33,8 @@ from unisono.experiments.tapas_values import (
     SIZES,
 )
 from unisono.model.delays import ExponentialDelay
-from unisono.model.durations import NS_PER_MS
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
+from unisono.model.units import NS_PER_MS
 from unisono.qos.plan.rmcast_model import (
     agreement_failure,
     agreement_failure_extended,

@@ -1,4 +1,4 @@
-"""What one step of a stack asks its driver to do."""
+"""What one step of a stack asks its driver to do, and the stored records that a restarted member begins with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.model.events import StackEvent
-from unisono.model.stored_records import Write
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Records to append. With `replaces_all`, they replace everything stored so far.
+
+    The driver must make every write durable, in order, before it sends any frame or reports any event that the
+    automaton produced together with the write or later. A write that `may_be_lost` in a crash only saves work.
+    """
+
+    records: tuple[bytes, ...]
+    replaces_all: bool = False
+    may_be_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecords:
+    """The records of earlier incarnations, and the id by which peers recognize the same storage."""
+
+    storage_id: int
+    records: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,48 @@
-"""The events that a stack reports: deliveries, view changes, violations and notices."""
+"""What a stack reports: deliveries, view changes, violations, notices, and the statistics of a running member."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
 from typing import Protocol, TypeAlias
 
-from unisono.model.durations import duration_text
-from unisono.model.grades import Grade
+from unisono.errors import InvalidOption
+from unisono.model.delays import Histogram
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import checked_member, duration_text
+
+
+class Grade(Enum):
+    """EARLY: on time, possibly corrected later. FINAL: agreed by all members. The value is the token in traces."""
+
+    EARLY = "early"
+    FINAL = "final"
+
+
+GRADES = ("early", "final", "both")
+"""The possible options: deliveries as the order produces them, only agreed ones, or each message in both grades."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The members, in the order in which a slot delivers their messages. The view begins at `first_slot`."""
+
+    members: tuple[int, ...]
+    first_slot: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise InvalidOption("members", "expected at least one member, got none")
+        for member in self.members:
+            checked_member(member)
+        if list(self.members) != sorted(set(self.members)):
+            raise InvalidOption("members", f"expected ascending member numbers, each once, got {self.members}")
+
+    def without(self, member: int, first_slot: int) -> View:
+        """The view after `member` has departed."""
+        return View(tuple(m for m in self.members if m != member), first_slot)
+
 
 POSITIONS_PER_SENDER = 1 << 32
 """A message's position in its slot is sender · 2³² + its number among the sender's messages of that slot."""
@@ -392,3 +424,71 @@ class QueueStep:
 
 
 StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | LeaveComplete | Gap | QueueStep
+
+
+class RemainingMessages:
+    """Messages that are already unpacked, with the interface of `PackedMessages`."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return len(self._messages)
+
+    @property
+    def payload_bytes(self) -> int:
+        """The total size of the messages."""
+        return sum(map(len, self._messages))
+
+    def messages(self) -> list[bytes]:
+        """The messages, in order."""
+        return self._messages
+
+    def sizes(self) -> list[int]:
+        """The size of each message."""
+        return list(map(len, self._messages))
+
+
+def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
+    """The rest of a batch, given its last deliveries."""
+    delivered = batch.count - len(deliveries)
+    return replace(
+        batch,
+        first_sequence=batch.first_sequence + delivered,
+        first_position=batch.first_position + delivered,
+        first_index=batch.first_index + delivered,
+        count=len(deliveries),
+        packed_messages=[RemainingMessages([delivery.payload for delivery in deliveries])],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a running member has measured about itself and its network."""
+
+    sent: int
+    delivered: int
+    bound_ns: int
+    delays: Histogram
+    """One-way delays of end-of-slot marks, as the clocks show them."""
+    lateness: Histogram
+    """How late this member's timers fired."""
+    gamma_ns: int | None
+    """The largest difference between clocks, errors included; None until every peer has answered a probe."""
+    refused: Mapping[str, int]
+    """Refused datagrams, by reason."""
+    ignored: Mapping[str, int]
+    """Valid frames that were not used, by reason."""
+    dropped: int
+    """Datagrams that the kernel dropped because the receive buffer was full."""
+    errors: Mapping[str, int]
+    """Datagrams that could not be sent, by the error of the operating system."""
+    multicast: bool
+    """Whether this member sends its data by IP multicast."""
+    order: str = "vbr"
+    gap_free: bool = True
+    """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """What the parts of this member have counted, by "part.name", as "fec.recovered"; docs/monitoring.md lists them."""

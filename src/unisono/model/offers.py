@@ -10,11 +10,10 @@ from math import exp
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
-from unisono.model.durations import NS_PER_S
-from unisono.model.grades import GRADES
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
+from unisono.model.events import GRADES
+from unisono.model.policy import Redundancy
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_S, Rate
 
 
 @dataclass(frozen=True, slots=True)

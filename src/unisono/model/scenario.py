@@ -11,14 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from unisono.model.delays import DelayModel
-from unisono.model.durations import NS_PER_S
+from unisono.model.events import View
 from unisono.model.faults import Fault
-from unisono.model.policy import PROBE_INTERVAL_NS, Policy
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import PROBE_INTERVAL_NS, Policy, Redundancy
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate
 
 EPOCH_NS = 1_700_000_000 * NS_PER_S
 """The default start of simulated time: a recent date, so that slot numbers have a realistic size."""

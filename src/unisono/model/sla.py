@@ -1,19 +1,117 @@
-"""Service level agreements: what one layer promises another about a metric, as frozen values.
+"""Service level agreements: the metrics that layers collect about each other, and what one layer promises another.
 
-The two sides of an agreement are the application, a layer by its name, or the network. The upper side is the consumer,
-the lower side the provider. The consumer collects metrics of the provider's service, the provider collects metrics of
-the consumer's usage (paper 002 §2.4).
+At every boundary between layers, both sides measure (paper 002 §2.4). The upper side is the consumer: it collects
+metrics of the provider's service (side `below`). The lower side is the provider: it collects metrics of the consumer's
+usage (side `above`). A side is the application, a layer by its name, or the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
 
 from unisono.errors import InvalidOption, SlaError
-from unisono.model.durations import duration_text
-from unisono.model.metrics import METRICS, MetricKind, Shape, Unit
-from unisono.model.text.toml_lines import nearest_line
+from unisono.model.delays import Histogram
+from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
+from unisono.model.text.toml import nearest_line
+from unisono.model.units import duration_text
+
+
+class Side(StrEnum):
+    """The side of the collecting layer on which the measured layer is."""
+
+    BELOW = "below"
+    """The service of the layer below."""
+    ABOVE = "above"
+    """The usage by the layer above."""
+
+
+class Shape(StrEnum):
+    """The form of a metric's values over a window."""
+
+    SPREAD = "spread"
+    """Many values, stored as a histogram."""
+    SHARE = "share"
+    """A share of `count` observations."""
+    LEVEL = "level"
+    """One value for the window."""
+
+
+class Unit(StrEnum):
+    """The unit of a metric."""
+
+    NS = "ns"
+    SHARE = "share"
+    DATAGRAMS = "datagrams"
+    MESSAGES = "messages"
+    MESSAGES_PER_S = "messages/s"
+    BYTES = "bytes"
+    BYTES_PER_S = "bytes/s"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricKind:
+    """The unit, shape and meaning of a metric, and the side that it measures."""
+
+    unit: Unit
+    shape: Shape
+    side: Side
+    meaning: str
+
+
+METRICS: Mapping[str, MetricKind] = MappingProxyType(
+    {
+        "latency": MetricKind(Unit.NS, Shape.SPREAD, Side.BELOW, "time from a message's submission to its delivery"),
+        "delay": MetricKind(Unit.NS, Shape.SPREAD, Side.BELOW, "time from a datagram's sending to its arrival"),
+        "jitter": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "change of the delay from one datagram to the next"),
+        "loss": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "share of datagrams or frames that were lost"),
+        "loss_burst": MetricKind(Unit.DATAGRAMS, Shape.SPREAD, Side.BELOW, "consecutive losses"),
+        "reordering": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "share that arrived after a later one"),
+        "silence": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "longest time without a datagram from a peer"),
+        "gamma": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "largest clock difference, measurement error included"),
+        "rate": MetricKind(
+            Unit.MESSAGES_PER_S, Shape.LEVEL, Side.ABOVE, "messages per second that the layer above submits"
+        ),
+        "burst": MetricKind(Unit.MESSAGES, Shape.LEVEL, Side.ABOVE, "most messages submitted within one slot"),
+        "size": MetricKind(Unit.BYTES, Shape.SPREAD, Side.ABOVE, "size of a message; one message per call is sampled"),
+        "held_back": MetricKind(Unit.SHARE, Shape.SHARE, Side.ABOVE, "share of submitted messages that had to wait"),
+        "bandwidth": MetricKind(Unit.BYTES_PER_S, Shape.LEVEL, Side.ABOVE, "bytes that the stack sends to the network"),
+    }
+)
+
+APPLICATION = "application"
+NETWORK = "network"
+"""Layer names for the two ends of the stack: the consumer at the top and the provider at the bottom."""
+EVERY_LINK = 0
+"""The link of a row that does not concern a single peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric at one boundary over one window of the collecting member's clock.
+
+    `value` is the mean of a spread, the share, or the level, from `count` observations. `buckets` are the histogram of
+    a spread, so rows of several windows, links or members can be added up exactly.
+    """
+
+    layer: str
+    side: Side
+    link: int
+    metric: str
+    window_start_ns: int
+    window_ns: int
+    count: int
+    value: float
+    largest: int = 0
+    buckets: tuple[tuple[int, int], ...] = ()
+
+    def histogram(self) -> Histogram:
+        """The histogram of a spread."""
+        return Histogram.of_pairs(list(self.buckets), self.largest)
+
 
 RELIABILITY, RHO_MOST, FEC_MOST = 0.999, 4, 8
 """Defaults of adaptation: the reliability to keep, and the limits up to which it may raise ρ and a."""
@@ -136,3 +234,42 @@ class SlaSet:
     def error(self, name: str, problem: str) -> SlaError:
         """The error to raise for a field of the file that does not fit the group."""
         return SlaError(self.source, nearest_line(self.lines, name), name, problem)
+
+
+_OF_BOTH: Final = {
+    "text": "text",
+    "member": "member",
+    "slot": "slot",
+    "sla": "sla",
+    "window_start_ns": "window_start_ns",
+    "window_ns": "window_ns",
+    "id": "id",
+}
+"""Stored field name and attribute, for every verdict."""
+_OF_VIOLATIONS: Final = {
+    "metric": "metric",
+    "bound": "bound",
+    "measured": "measured",
+    "probability": "probability",
+    "link": "link",
+    "offered": "offered",
+}
+"""Stored field name and attribute, only for violations."""
+
+
+def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
+    """The fields to store."""
+    violated = isinstance(verdict, SlaViolation)
+    names = _OF_BOTH | _OF_VIOLATIONS if violated else _OF_BOTH
+    stored = {name: getattr(verdict, attribute) for name, attribute in names.items()}
+    return {"violated": violated, "kind": verdict.kind.value, **stored}
+
+
+def verdict_of_fields(fields: Mapping[str, Any]) -> SlaVerdict:
+    """Read a stored verdict. Early releases stored kinds with spaces ("system sla")."""
+    token = str(fields["kind"]).replace(" ", "_")
+    names = _OF_BOTH | _OF_VIOLATIONS if fields["violated"] else _OF_BOTH
+    values = {attribute: fields[name] for name, attribute in names.items()}
+    if fields["violated"]:
+        return SlaViolation(ViolationKind(token), **values)
+    return SlaCleared(NoticeKind(token), **values)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 from unisono.errors import DestinationNotAllowed, InvalidOption
-from unisono.model.ids import checked_member
+from unisono.model.units import checked_member
 
 GROUPS_MAX = 64
 """Frames carry a set of groups as a 64-bit mask."""

@@ -9,8 +9,8 @@ from math import log1p
 from typing import TypeAlias, assert_never
 
 from unisono.model.delays import RandomSource
-from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Workload
+from unisono.model.units import NS_PER_S
 
 ScheduledSend: TypeAlias = tuple[int, tuple[int, ...]]
 ScheduledSends: TypeAlias = Iterator[ScheduledSend]

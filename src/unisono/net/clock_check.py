@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.throttle import Throttle
+from unisono.model.timing import Throttle
+from unisono.model.units import NS_PER_S, duration_text
 from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
 from unisono.wire.frame import Frame, Kind
 

@@ -19,9 +19,8 @@ from typing import ClassVar, Protocol
 
 from unisono.errors import InvalidOption
 from unisono.model.events import SettingsAgreed, StackEvent, Violation, ViolationKind
-from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import FRAME_MIN, Policy
-from unisono.model.rates import Rate
+from unisono.model.units import EVERYONE, Rate, group_key
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested
 

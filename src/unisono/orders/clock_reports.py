@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.model.events import StackEvent, Violation, ViolationKind
-from unisono.model.throttle import Throttle
+from unisono.model.timing import Throttle
 from unisono.net.clock_check import ClockDifference
 from unisono.orders.formation import RateExchange
 

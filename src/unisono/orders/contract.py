@@ -1,19 +1,49 @@
-"""What the orders have in common: the state and the answers of an order whose group forms by the HELLO exchange.
+"""What the orders have in common: their modes, and the base of those whose group forms by the HELLO exchange.
 
 `unisono.net.layer.Order` is the interface that the stack uses. `OrderBase` implements the part of it that follows from
-the exchange in `formation`; each order adds its inputs, its bound and its guarantees.
+the exchange in `formation`; each order adds its inputs, its bound and its guarantees. `ACCEPTED_INPUTS` says which
+inputs each mode accepts (paper 000 figure 6).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from enum import StrEnum
 
 from unisono.model.events import StackEvent
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
+from unisono.model.units import Rate
 from unisono.orders.formation import RateExchange
 from unisono.wire.frame import Frame
+
+
+class Mode(StrEnum):
+    """The modes of figure 6, and LEFT, which the paper omits."""
+
+    GET_RATE = "GetRate"
+    DET_RATE = "DetRate"
+    DELIVER_MESSAGES = "DeliverMessages"
+    LEFT = "Left"
+
+
+class Input(StrEnum):
+    """The inputs of the automaton that depend on its mode, by their names in the paper."""
+
+    SUBMIT = "app-mcast"
+    HELLO = "rate received"
+    DATA = "net-receive"
+    NEW_RATE = "new-rate"
+    LEAVE = "leave"
+
+
+ACCEPTED_INPUTS: dict[Mode, frozenset[Input]] = {
+    Mode.GET_RATE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
+    Mode.DET_RATE: frozenset({Input.HELLO, Input.DATA, Input.NEW_RATE, Input.LEAVE}),
+    Mode.DELIVER_MESSAGES: frozenset(Input),
+    Mode.LEFT: frozenset(),
+}
+"""The inputs that have an effect in each mode. Others are ignored; a submission is not accepted, and waits."""
 
 
 class OrderBase(ABC):

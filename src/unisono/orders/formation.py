@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import zlib
 
-from unisono.model.durations import duration_text
 from unisono.model.events import ClockViolation, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
+from unisono.model.units import Rate, duration_text
 from unisono.wire.control import Hello, SeenPeer, decode_hello, encode_hello
 from unisono.wire.frame import Frame, Kind
 

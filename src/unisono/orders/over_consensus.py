@@ -16,13 +16,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.model.durations import NS_PER_MS
-from unisono.model.events import StackEvent, ViewChange, Violation, ViolationKind
+from unisono.model.effects import Write
+from unisono.model.events import StackEvent, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.stored_records import Write
-from unisono.model.views import View
-from unisono.orders.modes import Mode
+from unisono.model.units import NS_PER_MS, Rate
+from unisono.orders.contract import Mode
 from unisono.wire.frame import Frame
 
 

@@ -1,32 +1,110 @@
-"""Packs messages into frames: full frames leave at once, the rest of a slot waits for its end-of-slot mark.
+"""Messages on their way into frames and out of them: `Pacer`, `Packer`, `Rqueue`, and the bundles of agreed logs.
 
+The pacer holds a sender to its declared rate (paper 000 §2.1): messages per slot, payload per slot, and the average
+over k slots. The paper assumes that applications keep their rates; here further messages wait at the application.
+
+The packer packs messages into frames. Full frames leave at once; the rest of a slot waits for its end-of-slot mark.
 Holding messages back costs no latency, since a slot is delivered after its end (compare 001-7), and it saves the
 paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
+
+Rqueue(j) holds the received frames of sender j until their slot is delivered (paper 000 figure 6). Frames are keyed by
+slot and by number within the slot, so datagrams may overtake each other.
+
+A bundle holds messages that a member forwards to the leader of an agreed log; the values of that log are bundles.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_S
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate
 from unisono.net.fec.layer import net_max_burst
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.net.rmcast.layer import copies_reservation
 from unisono.wire.frame import (
+    END_OF_SLOT,
     FIRST_FRAGMENT,
     FRAGMENT,
     FRAME_NUMBER_MAX,
     HEADER_BYTES,
     MORE_FRAGMENTS,
+    PACKED_HEADER_BYTES,
+    SIZE_ENTRY_BYTES,
     UDP_IP_BYTES,
+    Frame,
+    OutgoingMessages,
+    read_packed_messages,
 )
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES, OutgoingMessages
+
+
+class Pacer:
+    """The budget of one sender, slot by slot."""
+
+    def __init__(self, rate: Rate, theta_ns: int, max_message: int) -> None:
+        self.theta_ns = theta_ns
+        self._max_message = max_message
+        self._past_slots: deque[tuple[int, int]] = deque()
+        self._past_messages = 0
+        self._slot = 0
+        self.slot_messages = 0
+        self.slot_bytes = 0
+        self._set_rate(rate)
+
+    def _set_rate(self, rate: Rate) -> None:
+        self.rate = rate
+        self._burst_bytes = rate.bytes_per_slot(self._max_message)
+        self._averaging_slots = rate.averaging_slots(self.theta_ns)
+        self._allowance = rate.allowance(self.theta_ns)
+
+    def open_slot(self, slot: int, rate: Rate | None = None) -> None:
+        """Start a slot, with a new rate if one is given."""
+        if self.slot_messages:
+            self._past_slots.append((self._slot, self.slot_messages))
+            self._past_messages += self.slot_messages
+        if rate is not None:
+            self._set_rate(rate)
+        self._slot, self.slot_messages, self.slot_bytes = slot, 0, 0
+        while self._past_slots and self._past_slots[0][0] <= slot - self._averaging_slots:
+            self._past_messages -= self._past_slots.popleft()[1]
+
+    def change_slot(self, slot: int, theta_ns: int) -> None:
+        """Change the slot length from `slot` on, which must be opened next.
+
+        Messages of earlier slots then count for slots of the new length that are as far back in time, or slightly less.
+        """
+        old_theta_ns, self.theta_ns = self.theta_ns, theta_ns
+        if self.slot_messages:
+            self._past_slots.append((self._slot, self.slot_messages))
+            self._past_messages += self.slot_messages
+            self.slot_messages = 0
+        self._past_slots = deque(
+            (slot - (slot - past_slot) * old_theta_ns // theta_ns, count) for past_slot, count in self._past_slots
+        )
+        self._set_rate(self.rate)
+
+    def messages_left(self) -> int:
+        """How many more messages this slot can take."""
+        return max(0, min(self.rate.burst, self._allowance - self._past_messages) - self.slot_messages)
+
+    def bytes_left(self) -> int:
+        """How many more bytes of payload this slot can take."""
+        return self._burst_bytes - self.slot_bytes
+
+    def record_sent(self, messages: int, payload_bytes: int) -> None:
+        """Count messages and payload bytes that were accepted in this slot."""
+        self.slot_messages += messages
+        self.slot_bytes += payload_bytes
+
+    def is_full(self) -> bool:
+        """Whether this slot can take no more messages, not even an empty one."""
+        return self.messages_left() == 0
 
 
 @dataclass(slots=True)
@@ -159,3 +237,167 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     peak = burst * NS_PER_S / theta_ns
     once = BandwidthReservation(int(min(average, peak)) + 1, burst, theta_ns)
     return once if policy.reliable is None else copies_reservation(once, policy.reliable)
+
+
+@dataclass(slots=True)
+class SlotFrames:
+    """One sender's frames of one slot."""
+
+    waiting: dict[int, Frame] = field(default_factory=dict)
+    next_number: int = 0
+    last_number: int | None = None
+    fragments: list[bytes | memoryview] = field(default_factory=list)
+
+    def ended(self) -> bool:
+        """Whether every frame of the slot has been delivered."""
+        return self.last_number is not None and self.next_number > self.last_number
+
+    def missing(self) -> list[int]:
+        """The frame numbers that are missing before the last frame known."""
+        top = self.last_number if self.last_number is not None else max(self.waiting, default=-1)
+        return [n for n in range(self.next_number, top + 1) if n not in self.waiting]
+
+
+class Rqueue:
+    """The frames of one sender."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, SlotFrames] = {}
+
+    def add(self, frame: Frame) -> bool:
+        """Store a frame; False if it is a duplicate or contradicts the slot's end-of-slot mark."""
+        frames = self.slots.get(frame.slot)
+        if frames is None:
+            frames = self.slots[frame.slot] = SlotFrames()
+        number = frame.number
+        if number < frames.next_number or number in frames.waiting:
+            return False
+        if frames.last_number is not None and (number > frames.last_number or frame.flags & END_OF_SLOT):
+            return False
+        if frame.flags & END_OF_SLOT:
+            if frames.waiting and max(frames.waiting) > number:
+                return False
+            frames.last_number = number
+        frames.waiting[number] = frame
+        return True
+
+    def forget_before(self, slot: int) -> None:
+        """Drop the frames of slots before `slot`."""
+        for old in [s for s in self.slots if s < slot]:
+            del self.slots[old]
+
+
+_BUNDLE = struct.Struct("!HIQQB")
+_SLOT = struct.Struct("!Q")
+_LENGTH = struct.Struct("!I")
+BUNDLE_OVERHEAD_BYTES = _SLOT.size + _LENGTH.size + _BUNDLE.size
+"""The bytes before the body of the only bundle of a log value."""
+_FLAGS = FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A sender's bundle number `serial`: packed messages, or a fragment of one message, as the frame flags say."""
+
+    sender: int
+    incarnation: int
+    serial: int
+    first_sequence: int
+    flags: int
+    body: bytes
+
+
+def encode_bundle(bundle: Bundle) -> bytes:
+    """Encode a bundle."""
+    head = _BUNDLE.pack(bundle.sender, bundle.incarnation, bundle.serial, bundle.first_sequence, bundle.flags)
+    return head + bundle.body
+
+
+def decode_bundle(data: bytes) -> Bundle | None:
+    """Decode a bundle; None if it is malformed."""
+    if len(data) < _BUNDLE.size:
+        return None
+    sender, incarnation, serial, sequence, flags = _BUNDLE.unpack_from(data)
+    body = data[_BUNDLE.size :]
+    if max(serial, sequence) >= 2**63 or flags & ~_FLAGS:
+        return None
+    if not (body if flags & FRAGMENT else not flags and read_packed_messages(body, 0, len(body)) is not None):
+        return None
+    return Bundle(sender, incarnation, serial, sequence, flags, body)
+
+
+def encode_log_value(slot: int, bundles: Sequence[bytes]) -> bytes:
+    """Encode a log value: the slot in which it was proposed, and its bundles."""
+    parts = [_SLOT.pack(slot)]
+    for bundle in bundles:
+        parts += (_LENGTH.pack(len(bundle)), bundle)
+    return b"".join(parts)
+
+
+def decode_log_value(value: bytes) -> tuple[int, list[Bundle]] | None:
+    """Decode a log value into its slot and bundles; None if it is malformed."""
+    if len(value) < _SLOT.size:
+        return None
+    (slot,) = _SLOT.unpack_from(value)
+    bundles: list[Bundle] = []
+    at = _SLOT.size
+    while at < len(value):
+        if at + _LENGTH.size > len(value):
+            return None
+        end = at + _LENGTH.size + _LENGTH.unpack_from(value, at)[0]
+        bundle = decode_bundle(value[at + _LENGTH.size : end]) if end <= len(value) else None
+        if bundle is None:
+            return None
+        bundles.append(bundle)
+        at = end
+    return (slot, bundles) if slot < 2**63 else None
+
+
+_STATE = struct.Struct("!QQH")
+_SENDER = struct.Struct("!HIQI")
+
+
+@dataclass(frozen=True, slots=True)
+class SenderState:
+    """A sender's incarnation, its next bundle, and the fragments so far of an incomplete message."""
+
+    incarnation: int
+    next_serial: int
+    fragments: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """Replaces a prefix of the log: its number of messages, its last slot, and the state of each sender."""
+
+    messages: int
+    slot: int
+    senders: dict[int, SenderState]
+
+
+def encode_log_state(state: LogState) -> bytes:
+    """Encode a log state."""
+    parts = [_STATE.pack(state.messages, state.slot, len(state.senders))]
+    for member, sender in sorted(state.senders.items()):
+        head = _SENDER.pack(member, sender.incarnation, sender.next_serial, len(sender.fragments))
+        parts += (head, sender.fragments)
+    return b"".join(parts)
+
+
+def decode_log_state(data: bytes) -> LogState | None:
+    """Decode a log state; None if it is malformed."""
+    if len(data) < _STATE.size:
+        return None
+    messages, slot, count = _STATE.unpack_from(data)
+    senders: dict[int, SenderState] = {}
+    at = _STATE.size
+    for _ in range(count):
+        if at + _SENDER.size > len(data):
+            return None
+        sender, incarnation, serial, length = _SENDER.unpack_from(data, at)
+        at += _SENDER.size
+        if at + length > len(data):
+            return None
+        senders[sender] = SenderState(incarnation, serial, data[at : at + length])
+        at += length
+    return LogState(messages, slot, senders) if at == len(data) else None

@@ -23,17 +23,22 @@ from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
 from unisono.model.capabilities import CAPABILITIES
-from unisono.model.durations import NS_PER_S
-from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver
-from unisono.model.views import View
-from unisono.net.pacer import Pacer
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.formation import RateExchange
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.packing import FramePayload, Packer, reservation
-from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
-from unisono.wire.packed_messages import ReassembledMessage
+from unisono.orders.packing import FramePayload, Pacer, Packer, reservation
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    LEAVING,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    ReassembledMessage,
+)
 
 HORIZON_NS = NS_PER_S
 """Refuse frames of slots that are more than this and Γ ahead of our clock."""

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import InvalidOption, UnisonoError
-from unisono.model.durations import NS_PER_S
 from unisono.model.sla import SlaSet
+from unisono.model.units import NS_PER_S
 from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.adapt.estimate import Estimate

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from unisono.errors import InvalidOption
 from unisono.model.events import SlaVerdict, SlaViolation
-from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
+from unisono.model.sla import fields_of_verdict, verdict_of_fields
 
 STATE_VERSION = 1
 _TABLES = """

@@ -18,9 +18,8 @@ from typing import Any, Self, TypeAlias
 from unisono.errors import GroupClosed, InvalidOption
 from unisono.group import Group
 from unisono.model.capabilities import capabilities_of, orders_with
-from unisono.model.durations import NS_PER_S
-from unisono.model.events import Batch, Notice, TimingChange, ViewChange, Violation
-from unisono.model.grades import Grade
+from unisono.model.events import Batch, Grade, Notice, TimingChange, ViewChange, Violation
+from unisono.model.units import NS_PER_S
 from unisono.replica.replica import MessageName, MistakeCounts, Replica
 from unisono.replica.state_machine import Key, StateMachine
 

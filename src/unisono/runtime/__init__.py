@@ -1,7 +1,7 @@
 """Sockets and wall clocks: where a stack meets the machine.
 
 - `timers`: the local clock, which never steps back, and a precise alarm
-- `sockets`, `batching`, `transport`: UDP by multicast or unicast, many datagrams per system call
+- `sockets`, `transport`: UDP by multicast or unicast, many datagrams per system call
 - `fault_injection`: loses and duplicates received datagrams on purpose
 - `storage`: the file of a durable order
 - `driver`: runs one stack under asyncio

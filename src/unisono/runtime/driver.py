@@ -29,8 +29,7 @@ from unisono.errors import (
     StorageError,
     UnisonoError,
 )
-from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.effects import Datagram
+from unisono.model.effects import Datagram, Write
 from unisono.model.events import (
     Batch,
     Gap,
@@ -45,9 +44,8 @@ from unisono.model.events import (
     Violation,
     ViolationKind,
 )
-from unisono.model.metrics import MetricRow
-from unisono.model.rates import Rate
-from unisono.model.stored_records import Write
+from unisono.model.sla import MetricRow
+from unisono.model.units import NS_PER_S, Rate, duration_text
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.environment import Environment, Transport

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
+from unisono.model.delays import Histogram
 from unisono.model.effects import Datagram
-from unisono.model.histogram import Histogram
-from unisono.runtime.batching import ReceiveCallback, Traffic
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.sockets import resolve_all_async
+from unisono.runtime.sockets import ReceiveCallback, resolve_all_async
 from unisono.runtime.timers import Alarm, LocalClock, WallClock, new_incarnation
-from unisono.runtime.transport import UdpTransport
+from unisono.runtime.transport import Traffic, UdpTransport
 
 
 class Transport(Protocol):

@@ -1,7 +1,7 @@
 """Faults on purpose: one member loses, duplicates or is cut off from received datagrams, and its clock is wrong.
 
 The injection sits between the sockets and the stack, which cannot tell it from a bad network. Losses follow the same
-model as in the simulator (`model.losses`), with a seed per member.
+model as in the simulator (`model.faults`), with a seed per member.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.model.faults import Duplication, Fault, Loss, Partition
-from unisono.model.losses import LossModel
-from unisono.runtime.batching import ReceiveCallback
+from unisono.model.faults import Duplication, Fault, Loss, LossModel, Partition
+from unisono.runtime.sockets import ReceiveCallback
 from unisono.wire.frame import sender_of
 
 INJECTABLE_FAULTS = (Loss, Duplication, Partition)

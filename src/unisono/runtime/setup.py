@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import Infeasible, InvalidOption, SlaError
 from unisono.model.capabilities import capabilities_of, needs_storage, orders_with
-from unisono.model.durations import duration_ns, duration_text
-from unisono.model.metrics import MetricRow
-from unisono.model.policy import PROBE_INTERVAL_NS, Policy
-from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy
-from unisono.model.sla import SlaSet
-from unisono.model.state_holder import StateHolder
+from unisono.model.events import View
+from unisono.model.policy import PROBE_INTERVAL_NS, Policy, Redundancy, StateHolder
+from unisono.model.sla import MetricRow, SlaSet
 from unisono.model.text.references import GroupReference
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.topology import Multigroup
-from unisono.model.views import View
+from unisono.model.units import Rate, duration_ns, duration_text
 from unisono.qos.plan.admission import Link
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery

@@ -9,16 +9,20 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import MissingDependency
 from unisono.model.events import Violation, ViolationKind
 from unisono.orders.packing import reservation
-from unisono.runtime.batching import MAX_UDP_PAYLOAD, Address
 from unisono.stack import Stack
 
+Address = tuple[str, int] | tuple[str, int, int, int]
+ReceiveCallback = Callable[[bytes, int, int, int, bool], None]
+"""Receives the datagrams in data[start:end], the size of each but the last, and whether they came by multicast."""
+
+MAX_UDP_PAYLOAD = 65_507
 DEFAULT_MAX_FRAME = 1_400
 """Fits in an Ethernet frame and leaves room for the headers of a tunnel."""
 _HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from unisono.errors import InvalidOption, StorageError
-from unisono.model.durations import NS_PER_MS
-from unisono.model.stored_records import StoredRecords, Write
+from unisono.model.effects import StoredRecords, Write
+from unisono.model.units import NS_PER_MS
 
 Fsync: TypeAlias = Literal["always", "batch", "never"]
 BATCH_SYNC_INTERVAL_NS = 20 * NS_PER_MS

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from unisono.model.histogram import Histogram
+from unisono.model.delays import Histogram
 
 SLEW_PPM = 500
 """The clock gains or loses at most 500 µs per second: the limit of NTP daemons, and little compared with any slot."""

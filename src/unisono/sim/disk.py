@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from unisono.model.stored_records import StoredRecords, Write
+from unisono.model.effects import StoredRecords, Write
 from unisono.sim.random_streams import random_below
 
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from unisono.model.delays import RandomSource
-from unisono.model.faults import Duplication, Loss, Partition, Reordering, Span
-from unisono.model.losses import LossModel
+from unisono.model.faults import Duplication, Loss, LossModel, Partition, Reordering, Span
 from unisono.sim.network import Flight, SimulatedLink
 
 

@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Any, Protocol, Self, assert_never, runtime_checkable
 
 from unisono.errors import UnisonoError
-from unisono.model.effects import Datagram, Effects
+from unisono.model.effects import Datagram, Effects, Write
 from unisono.model.events import (
     Batch,
     Gap,
+    Grade,
     LeaveComplete,
     Notice,
     QueueStep,
@@ -27,11 +28,8 @@ from unisono.model.events import (
     ViewChange,
     Violation,
 )
-from unisono.model.grades import Grade
-from unisono.model.rates import Rate
-from unisono.model.slot_schedule import SlotGrid
-from unisono.model.stored_records import Write
-from unisono.model.timing import Timing
+from unisono.model.timing import SlotGrid, Timing
+from unisono.model.units import Rate
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk

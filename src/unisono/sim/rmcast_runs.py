@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
 from unisono.net.rmcast.message import MAXINT, NEVER, ZETA, RmcastMessage, RmcastRules
 from unisono.sim.random_streams import sample_delays
 

@@ -9,7 +9,6 @@ from typing import assert_never
 
 from unisono.errors import InvalidOption, ScenarioError
 from unisono.model.capabilities import capabilities_of, needs_storage
-from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Pause, fault_to_row
 from unisono.model.scenario import (
     Leave,
@@ -20,6 +19,7 @@ from unisono.model.scenario import (
     Scenario,
     Start,
 )
+from unisono.model.units import NS_PER_MS, NS_PER_S
 from unisono.model.workloads import scheduled_sends
 from unisono.orders.priority.order import WINDOW
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock

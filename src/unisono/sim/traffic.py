@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unisono.model.durations import NS_PER_MS
 from unisono.model.effects import Datagram
-from unisono.model.ids import EVERYONE
+from unisono.model.units import EVERYONE, NS_PER_MS
 from unisono.wire.frame import KIND_AT, Kind, unpack_header
 
 _SLOT_FIELD = 10

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from unisono.errors import InvalidOption
 from unisono.model.effects import Datagram
-from unisono.model.rates import Rate
 from unisono.model.timing import Timing
+from unisono.model.units import Rate
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.sim.disk import SimDisk

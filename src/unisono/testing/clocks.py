@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import duration_ns
-from unisono.model.histogram import Histogram
+from unisono.model.delays import Histogram
+from unisono.model.units import duration_ns
 from unisono.runtime.timers import Alarm, LocalClock
 from unisono.testing.virtual_time import VirtualTimeLoop
 

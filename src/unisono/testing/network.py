@@ -13,10 +13,9 @@ from typing import Any
 
 from unisono.errors import GroupClosed, InvalidOption
 from unisono.group import Group, join
-from unisono.model.durations import NS_PER_S, duration_ns
 from unisono.model.events import Delivery
-from unisono.model.faults import Loss, Span
-from unisono.model.losses import LossModel
+from unisono.model.faults import Loss, LossModel, Span
+from unisono.model.units import NS_PER_S, duration_ns
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.environment import EnvironmentScope, MemberAlarm, Transport
 from unisono.runtime.fault_injection import FaultInjection

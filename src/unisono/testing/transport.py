@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unisono.errors import GroupClosed
 from unisono.model.effects import Datagram
-from unisono.runtime.batching import ReceiveCallback, Traffic
 from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.sockets import ReceiveCallback
+from unisono.runtime.transport import Traffic
 
 MAX_FRAME_BYTES = 1472
 """The largest datagram, as on an Ethernet without fragmentation."""

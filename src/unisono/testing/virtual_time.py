@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.model.durations import NS_PER_S
+from unisono.model.units import NS_PER_S
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

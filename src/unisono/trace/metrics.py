@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
-from unisono.model.metrics import METRICS, MetricRow, Shape, Side
+from unisono.model.sla import METRICS, MetricRow, Shape, Side
 from unisono.trace.schema import TraceDamaged, group_folder
 
 METRIC_VERSION: Final = 1

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from unisono.wire.control import (
     decode_echo,
+    decode_heartbeat,
     decode_hello,
     decode_join,
     decode_mark_requests,
@@ -29,10 +30,9 @@ from unisono.wire.frame import (
     Frame,
     Kind,
     Nested,
+    read_packed_messages,
     unpack_header,
 )
-from unisono.wire.heartbeat import decode_heartbeat
-from unisono.wire.packed_messages import read_packed_messages
 
 
 class Refusal(StrEnum):

@@ -35,7 +35,7 @@ from unisono.agreement.membership.messages import (
     decode_next_view,
     encode_next_view,
 )
-from unisono.model.ids import EVERYONE
+from unisono.model.units import EVERYONE
 
 WINDOW = 256
 """At most this many frames of a sender may be unacknowledged by some member."""

@@ -75,11 +75,11 @@ from unisono.agreement.membership.multicast import (
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import Decision
 from unisono.errors import InvariantViolated, UnisonoError
-from unisono.model.durations import NS_PER_MS, earliest
+from unisono.model.delays import Histogram
 from unisono.model.events import Blocked, Violation, ViolationKind
-from unisono.model.histogram import Histogram
-from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
+from unisono.model.timing import earliest
+from unisono.model.units import EVERYONE, NS_PER_MS
 from unisono.net.layer import Timed
 from unisono.wire.frame import HEADER_BYTES, Frame
 

@@ -52,9 +52,9 @@ from unisono.agreement.paxos.messages import (
     owner_of,
 )
 from unisono.errors import InvalidOption
-from unisono.model.durations import earliest
-from unisono.model.ids import EVERYONE
-from unisono.model.stored_records import StoredRecords, Write
+from unisono.model.effects import StoredRecords, Write
+from unisono.model.timing import earliest
+from unisono.model.units import EVERYONE
 from unisono.wire.frame import HEADER_BYTES, Frame
 
 WINDOW = 64

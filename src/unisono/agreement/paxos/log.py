@@ -31,7 +31,7 @@ from unisono.agreement.paxos.messages import (
     encode_record,
 )
 from unisono.errors import StorageError
-from unisono.model.stored_records import Write
+from unisono.model.effects import Write
 
 RECORD_DECIDED_EVERY = 64
 """Record the last decision once per this many decisions. The record only saves work after a crash."""

@@ -13,7 +13,7 @@ from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import TypeAlias, assert_never
 
-from unisono.model.ids import MEMBER_MAX
+from unisono.model.units import MEMBER_MAX
 from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 

@@ -9,12 +9,9 @@ from typing import get_args
 
 from unisono.errors import InvalidOption, ScenarioError
 from unisono.model.delays import DelayModel, parse_delay, truncated_to
-from unisono.model.durations import NS_PER_S, duration_text
+from unisono.model.events import GRADES, View
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
-from unisono.model.grades import GRADES
-from unisono.model.priorities import PRIORITY_MAX
-from unisono.model.rates import Rate
-from unisono.model.redundancy import ADAPTIVE, Redundancy, RelativeRequirement
+from unisono.model.policy import ADAPTIVE, PRIORITY_MAX, Redundancy, RelativeRequirement
 from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
@@ -36,11 +33,11 @@ from unisono.model.scenario import (
     Workload,
     WorkloadKind,
 )
-from unisono.model.text.tables import TomlTable
+from unisono.model.text.toml import TomlTable
 from unisono.model.text.topology import parse_sends, parse_topology
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate, duration_text
 
 
 def parse_scenario(text: str, source: str) -> Scenario:

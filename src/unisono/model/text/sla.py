@@ -7,13 +7,22 @@ from dataclasses import replace
 from functools import partial
 
 from unisono.errors import InvalidOption, ScenarioError, SlaError
-from unisono.model.durations import duration_text
-from unisono.model.ids import MEMBER_MAX
-from unisono.model.metrics import APPLICATION, METRICS, NETWORK, Unit
-from unisono.model.redundancy import RHO_MAX
-from unisono.model.sla import FEC_MOST, MIN_OBSERVATIONS, RELIABILITY, RHO_MOST, Hysteresis, Sla, SlaSet
-from unisono.model.text.tables import TomlTable
-from unisono.model.text.toml_lines import key_lines, line_of, syntax_line
+from unisono.model.policy import RHO_MAX
+from unisono.model.sla import (
+    APPLICATION,
+    FEC_MOST,
+    METRICS,
+    MIN_OBSERVATIONS,
+    NETWORK,
+    RELIABILITY,
+    RHO_MOST,
+    Hysteresis,
+    Sla,
+    SlaSet,
+    Unit,
+)
+from unisono.model.text.toml import TomlTable, key_lines, line_of, syntax_line
+from unisono.model.units import MEMBER_MAX, duration_text
 
 COLLECT_DEFAULT = "250ms"
 EVALUATORS = ("members", "system")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from unisono.errors import DestinationNotAllowed, InvalidOption
-from unisono.model.text.tables import TomlTable
+from unisono.model.text.toml import TomlTable
 from unisono.model.topology import LIVENESS, Multigroup, Topology
 
 Routes = Mapping[int, tuple[tuple[str, ...], ...]]

@@ -29,11 +29,10 @@ from math import comb
 from typing import ClassVar
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_S
-from unisono.model.ids import EVERYONE, group_key
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy, check_fec
-from unisono.model.slot_schedule import SlotGrid
+from unisono.model.timing import SlotGrid
+from unisono.model.units import EVERYONE, NS_PER_S, group_key
 from unisono.net.fec.shares import (
     SHARE_HEADER_BYTES,
     Share,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from unisono.model.redundancy import RHO_MAX
+from unisono.model.policy import RHO_MAX
 from unisono.wire.door import Door, Header, Refusal, register_layer
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested, encoded_parts
 

@@ -29,12 +29,9 @@ from heapq import heappop, heappush
 from typing import ClassVar
 
 from unisono.errors import InvalidOption
-from unisono.model.delays import RandomSource
-from unisono.model.ids import EVERYONE, group_key
-from unisono.model.policy import FRAME_MIN, Policy
-from unisono.model.rates import BandwidthReservation
-from unisono.model.redundancy import Redundancy
-from unisono.model.seeded_stream import SplitMix64
+from unisono.model.delays import RandomSource, SplitMix64
+from unisono.model.policy import FRAME_MIN, Policy, Redundancy
+from unisono.model.units import EVERYONE, BandwidthReservation, group_key
 from unisono.net.layer import LostMessages, SequenceWindow
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy, pack_message
 from unisono.net.rmcast.message import DONE, NEVER, NO_COPY, RmcastMessage, RmcastRules

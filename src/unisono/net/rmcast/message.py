@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
 from unisono.net.rmcast.timeouts import FOREVER, OmegaRule, omega_rule_of
 
 NEVER = 2**63 - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Protocol
 
-from unisono.model.redundancy import Redundancy, RelativeRequirement
+from unisono.model.policy import Redundancy, RelativeRequirement
 
 FOREVER = 2**62
 """ω = ∞: this process never takes over."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
+from unisono.model.units import EVERYONE
 from unisono.net.layer import Service
 from unisono.wire.frame import Frame, Kind, Nested
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unisono.errors import InvalidOption
-from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
+from unisono.model.units import EVERYONE
 from unisono.net.layer import LostMessages, SequenceWindow, Service
 from unisono.wire.frame import HEADER_BYTES, LEAVING, Frame, Kind, Nested
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from unisono.model.durations import duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
+from unisono.model.units import duration_text
 from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, period_ns
-from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES
+from unisono.wire.frame import HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES
 
 
 def turn_bound_ns(timing: Timing) -> int:

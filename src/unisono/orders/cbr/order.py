@@ -25,12 +25,19 @@ from dataclasses import replace
 from enum import StrEnum
 
 from unisono.errors import InvalidOption, MessageTooLarge
-from unisono.model.durations import NS_PER_S
-from unisono.model.events import Batch, LeaveComplete, PackedMessages, StackEvent, ViewChange, Violation, ViolationKind
+from unisono.model.events import (
+    Batch,
+    LeaveComplete,
+    PackedMessages,
+    StackEvent,
+    View,
+    ViewChange,
+    Violation,
+    ViolationKind,
+)
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.units import NS_PER_S, Rate, Reserver
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
 from unisono.orders.cbr.turns import (
     CYCLE_NS,
@@ -48,11 +55,18 @@ from unisono.orders.cbr.turns import (
 )
 from unisono.orders.clock_reports import ClockReports
 from unisono.orders.formation import RateExchange
-from unisono.orders.packing import FramePayload, Packer
-from unisono.orders.receive_queue import Rqueue, SlotFrames
+from unisono.orders.packing import FramePayload, Packer, Rqueue, SlotFrames
 from unisono.wire.control import decode_hello
-from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
-from unisono.wire.packed_messages import ReassembledMessage
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    LEAVING,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    ReassembledMessage,
+)
 
 HORIZON_NS = NS_PER_S
 """Refuse frames of turns that are more than this and Γ ahead of our clock."""

@@ -21,15 +21,13 @@ from math import lcm
 from typing import TypeAlias
 
 from unisono.errors import InvalidOption, ReservationRefused
-from unisono.model.durations import NS_PER_S
 from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.net.rmcast.layer import copies_reservation
 from unisono.wire.control import decode_new_rate, decode_reserved, encode_new_rate, encode_reserved
-from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES, Frame, Kind
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES
+from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES, Frame, Kind
 
 # -- turns -----------------------------------------------------------------------------------------------------------
 

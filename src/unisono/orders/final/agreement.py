@@ -19,10 +19,8 @@ from itertools import pairwise
 
 from unisono.agreement.paxos.log import RestoredState
 from unisono.errors import StorageError
-from unisono.model.events import PackedMessages
-from unisono.model.message_range import MessageRange, SenderSlot
-from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageSet, SequenceRange
-from unisono.model.remaining import RemainingMessages
+from unisono.model.events import PackedMessages, RemainingMessages
+from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRange, MessageSet, SenderSlot, SequenceRange
 from unisono.orders.final.messages import FinalLogState, Holdings, decode_state, decode_value, encode_state
 from unisono.wire.frame import Frame
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns
-from unisono.model.durations import NS_PER_MS, NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Reserver
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS, NS_PER_S, BandwidthReservation, Reserver, duration_text
 from unisono.orders.final.messages import HOLDINGS_BYTES, MESSAGE_RANGE_BYTES
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from unisono.model.message_range import MessageRange
-from unisono.model.message_set import NO_MESSAGES, MessageSet
+from unisono.model.message_set import NO_MESSAGES, MessageRange, MessageSet
 from unisono.wire.codec import Reader, Unreadable, encode_set
 from unisono.wire.door import register_control
 from unisono.wire.frame import Kind

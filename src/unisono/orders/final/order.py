@@ -26,14 +26,12 @@ from typing import TypeAlias
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
-from unisono.model.durations import NS_PER_MS, duration_text, earliest
-from unisono.model.events import Batch, LeaveComplete, StackEvent, Violation, ViolationKind
-from unisono.model.grades import Grade
-from unisono.model.ids import EVERYONE
-from unisono.model.message_range import MessageRange, SenderSlot
+from unisono.model.effects import StoredRecords, Write
+from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
+from unisono.model.message_set import MessageRange, SenderSlot
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.stored_records import StoredRecords, Write
+from unisono.model.timing import earliest
+from unisono.model.units import EVERYONE, NS_PER_MS, Rate, duration_text
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.final import messages as wire
 from unisono.orders.final.agreement import (

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from unisono.agreement.failure_detector import retry_interval_ns
-from unisono.model.events import PackedMessages
-from unisono.model.message_range import MessageRange, SenderSlot
-from unisono.model.message_set import MessageSet, SequenceRange
+from unisono.model.events import PackedMessages, RemainingMessages
+from unisono.model.message_set import MessageRange, MessageSet, SenderSlot, SequenceRange
 from unisono.model.policy import Policy
-from unisono.model.remaining import RemainingMessages
 from unisono.orders.final.agreement import AgreedRange, FinalLog, MemberReports, MessageStore
 from unisono.orders.final.messages import (
     LENGTH_BYTES,

@@ -15,13 +15,21 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge, ReservationRefused
-from unisono.model.durations import duration_text, earliest
-from unisono.model.events import Batch, LeaveComplete, PackedMessages, StackEvent, ViewChange, Violation, ViolationKind
+from unisono.model.events import (
+    Batch,
+    LeaveComplete,
+    PackedMessages,
+    StackEvent,
+    View,
+    ViewChange,
+    Violation,
+    ViolationKind,
+)
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver
-from unisono.model.views import View
-from unisono.net.pacer import Pacer
+from unisono.model.timing import earliest
+from unisono.model.units import BandwidthReservation, Rate, Reserver, duration_text
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.formation import RateExchange
 from unisono.orders.leader.election import (
     LeaderElection,
@@ -32,18 +40,18 @@ from unisono.orders.leader.election import (
 )
 from unisono.orders.leader.messages import ORDERED_BYTES, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.packing import FramePayload, Packer
+from unisono.orders.packing import FramePayload, Pacer, Packer
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
     FRAGMENT,
     HEADER_BYTES,
     MORE_FRAGMENTS,
+    PACKED_HEADER_BYTES,
     UDP_IP_BYTES,
     Frame,
     Kind,
+    ReassembledMessage,
 )
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES, ReassembledMessage
 
 _ELECTION_KINDS = frozenset(
     {Kind.STREAM_HEARTBEAT, Kind.VOTE_REQUEST, Kind.VOTE, Kind.RETRANSMIT_REQUEST, Kind.ORDERED}

@@ -18,16 +18,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
+from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
 from unisono.orders.leader.election import MissingFrames
 from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.modes import Mode
 from unisono.orders.packing import FramePayload, reservation
 from unisono.wire.frame import (
     END_OF_SLOT,

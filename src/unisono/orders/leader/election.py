@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from unisono.model.events import StackEvent, Violation, ViolationKind
-from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
+from unisono.model.units import EVERYONE
 from unisono.orders.leader import messages as wire
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,

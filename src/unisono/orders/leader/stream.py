@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.model.events import PackedMessages
-from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
+from unisono.model.units import EVERYONE
 from unisono.orders.leader.messages import (
     ORDERED_BYTES,
     EntryHeader,
@@ -24,8 +24,7 @@ from unisono.orders.leader.messages import (
     encode_entry_header,
     encode_retransmit_request,
 )
-from unisono.wire.frame import FRAGMENT, MORE_FRAGMENTS, Frame, Kind
-from unisono.wire.packed_messages import IncomingMessages, OutgoingMessages
+from unisono.wire.frame import FRAGMENT, MORE_FRAGMENTS, Frame, IncomingMessages, Kind, OutgoingMessages
 
 WINDOW = 4096
 """The leader orders at most this many entries beyond those that all members have delivered."""

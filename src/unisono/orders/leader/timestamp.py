@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
+from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
 from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS, MissingFrames
 from unisono.orders.leader.messages import (
@@ -40,9 +40,7 @@ from unisono.orders.leader.messages import (
     encode_stamp_request,
 )
 from unisono.orders.leader.stream import RETAINED_ENTRIES, StreamEntry
-from unisono.orders.modes import Mode
-from unisono.orders.packing import FramePayload, reservation
-from unisono.orders.receive_queue import Rqueue, SlotFrames
+from unisono.orders.packing import FramePayload, Rqueue, SlotFrames, reservation
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
 
 MAX_PENDING_REQUESTS = 1 << 10

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
-from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES
+from unisono.model.units import NS_PER_S, duration_text
+from unisono.orders.packing import BUNDLE_OVERHEAD_BYTES
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 

@@ -26,21 +26,20 @@ from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_inte
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
 from unisono.errors import MessageTooLarge, StorageError
-from unisono.model.durations import NS_PER_S
+from unisono.model.effects import StoredRecords
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import BandwidthReservation, Rate, Reserver
-from unisono.model.stored_records import StoredRecords
-from unisono.net.pacer import Pacer
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
+from unisono.orders.contract import Mode
 from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.log.bounds import consensus_latency_bound_ns
-from unisono.orders.modes import Mode
 from unisono.orders.over_consensus import ConsensusOrderBase
-from unisono.orders.packing import Packer, reservation
-from unisono.wire.bundles import (
+from unisono.orders.packing import (
     BUNDLE_OVERHEAD_BYTES,
     Bundle,
     LogState,
+    Pacer,
+    Packer,
     SenderState,
     decode_bundle,
     decode_log_state,
@@ -48,9 +47,19 @@ from unisono.wire.bundles import (
     encode_bundle,
     encode_log_state,
     encode_log_value,
+    reservation,
 )
-from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, UDP_IP_BYTES, Frame, Kind
-from unisono.wire.packed_messages import ReassembledMessage, read_packed_messages
+from unisono.wire.frame import (
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    HEADER_BYTES,
+    MORE_FRAGMENTS,
+    UDP_IP_BYTES,
+    Frame,
+    Kind,
+    ReassembledMessage,
+    read_packed_messages,
+)
 
 WINDOW = 64
 """At most this many instances are in progress at a time."""

@@ -40,7 +40,7 @@ from unisono.orders.multigroup.messages import (
     time_of,
 )
 from unisono.orders.multigroup.topology_change import SENDING_STATES, LinkState, TopologyState
-from unisono.wire.bundles import Bundle
+from unisono.orders.packing import Bundle
 
 RETAINED_ENTRIES = 1 << 14
 """Keep this many entries for members of another group that have not acknowledged them."""

@@ -20,11 +20,10 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from unisono.errors import StorageError
-from unisono.model.stored_records import StoredRecords, Write
-from unisono.wire.bundles import Bundle, decode_bundle
+from unisono.model.effects import StoredRecords, Write
+from unisono.orders.packing import Bundle, decode_bundle
 from unisono.wire.door import register_control
-from unisono.wire.frame import Kind
-from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
+from unisono.wire.frame import Kind, OutgoingMessages, read_packed_messages
 
 # -- stamps --------------------------------------------------------------------------------------------------
 

@@ -32,15 +32,12 @@ from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_inte
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.errors import DestinationNotAllowed, InvalidOption, StorageError
-from unisono.model.durations import earliest
-from unisono.model.events import Batch, LeaveComplete, PackedMessages, TopologyChange, Violation, ViolationKind
-from unisono.model.grades import Grade
-from unisono.model.ids import EVERYONE
+from unisono.model.effects import StoredRecords
+from unisono.model.events import Batch, Grade, LeaveComplete, PackedMessages, TopologyChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
-from unisono.model.stored_records import StoredRecords
-from unisono.model.timing import Timing
-from unisono.orders.modes import Mode
+from unisono.model.timing import Timing, earliest
+from unisono.model.units import EVERYONE, Rate, Reserver
+from unisono.orders.contract import Mode
 from unisono.orders.multigroup.barriers import BarrierQueue, BarrierRequests, BarrierRetry
 from unisono.orders.multigroup.bounds import quasi_genuine_latency_bound_ns
 from unisono.orders.multigroup.group_log import (
@@ -81,9 +78,17 @@ from unisono.orders.multigroup.messages import (
 from unisono.orders.multigroup.streams import GroupStreams, MulticastSender, relay_of
 from unisono.orders.multigroup.topology_change import TopologyExchange
 from unisono.orders.over_consensus import ConsensusOrderBase
-from unisono.wire.bundles import Bundle
-from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, Frame, Kind, addressed_to
-from unisono.wire.packed_messages import ReassembledMessage, read_packed_messages
+from unisono.orders.packing import Bundle
+from unisono.wire.frame import (
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    ReassembledMessage,
+    addressed_to,
+    read_packed_messages,
+)
 
 WINDOW = 64
 """The number of consensus instances that may be in progress at once."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from unisono.errors import MessageTooLarge
 from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
-from unisono.net.pacer import Pacer
+from unisono.model.units import Rate, Reserver
 from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.multigroup.group_log import GroupLog, OutgoingStream
 from unisono.orders.multigroup.messages import (
@@ -37,8 +36,7 @@ from unisono.orders.multigroup.messages import (
     stamp_of,
 )
 from unisono.orders.multigroup.topology_change import LinkState
-from unisono.orders.packing import Packer, reservation
-from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES, Bundle, encode_bundle
+from unisono.orders.packing import BUNDLE_OVERHEAD_BYTES, Bundle, Pacer, Packer, encode_bundle, reservation
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, Frame, Kind
 
 BUNDLES_MAX = 1 << 10

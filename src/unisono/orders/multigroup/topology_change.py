@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from unisono.model.durations import NS_PER_S
+from unisono.model.units import NS_PER_S
 from unisono.orders.multigroup.messages import (
     ConfirmTopology,
     SetReceivers,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.membership.messages import OVERHEAD_BYTES
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_S, duration_text
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 REPORT_EVERY_MESSAGES = 16

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet
-from unisono.model.priorities import PRIORITY_MAX
+from unisono.model.policy import PRIORITY_MAX
 from unisono.wire.codec import SEQUENCE_LIMIT, Reader, Unreadable, encode_ref, encode_set
 
 _MESSAGE, _ACK, _DECISION, _PROGRESS, _FINAL = 1, 2, 3, 4, 5

@@ -34,7 +34,6 @@ from unisono.agreement.membership.views import (
     ViewSynchrony,
     membership_of,
 )
-from unisono.model.durations import NS_PER_MS
 from unisono.model.events import (
     Batch,
     LeaveComplete,
@@ -42,17 +41,15 @@ from unisono.model.events import (
     QueueStep,
     Rejoining,
     StackEvent,
+    View,
     ViewChange,
     Violation,
     ViolationKind,
 )
 from unisono.model.message_set import MessageSet
-from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
-from unisono.model.state_holder import StateHolder
-from unisono.model.views import View
-from unisono.net.pacer import Pacer
-from unisono.orders.packing import reservation
+from unisono.model.policy import Policy, StateHolder
+from unisono.model.units import NS_PER_MS, Rate, Reserver
+from unisono.orders.packing import Pacer, reservation
 from unisono.orders.priority.bounds import REPORT_EVERY_MESSAGES, queue_bound_ns
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
 from unisono.orders.priority.messages import (
@@ -64,8 +61,7 @@ from unisono.orders.priority.messages import (
     encode_handover,
 )
 from unisono.wire.codec import Unreadable
-from unisono.wire.frame import Frame
-from unisono.wire.packed_messages import OutgoingMessages
+from unisono.wire.frame import Frame, OutgoingMessages
 
 WINDOW = 64
 """A sender may have this many messages of each priority that some member has not consumed."""

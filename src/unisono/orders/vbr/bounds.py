@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
+from unisono.model.units import NS_PER_S, duration_text
 from unisono.orders.vbr import failures, order
-from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES
+from unisono.wire.frame import HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES
 
 
 def offer(ask: Ask) -> Offer:

@@ -24,16 +24,13 @@ the members to remove from the next view.
 
 from __future__ import annotations
 
-from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import ClockViolation, Gap, ViewChange, Violation, ViolationKind
+from unisono.model.events import ClockViolation, Gap, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Reserver
-from unisono.model.slot_schedule import Segment, SlotGrid
-from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.timing import Segment, SlotGrid, Timing
+from unisono.model.units import NS_PER_S, Reserver, duration_text
 from unisono.net.clock_check import ClockDifference
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.receive_queue import Rqueue, SlotFrames
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.packing import Rqueue, SlotFrames
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join
 from unisono.wire.frame import Frame, Kind

@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
-from unisono.model.durations import NS_PER_S
 from unisono.model.events import (
     POSITIONS_PER_SENDER,
     Batch,
@@ -37,22 +36,19 @@ from unisono.model.events import (
     PackedMessages,
     SettingsAgreed,
     TimingChange,
+    View,
     ViewChange,
     Violation,
     ViolationKind,
 )
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
-from unisono.model.slot_schedule import SlotGrid
-from unisono.model.throttle import Throttle
-from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.timing import SlotGrid, Throttle, Timing
+from unisono.model.units import NS_PER_S, Rate, Reserver
 from unisono.net.clock_check import ClockDifference
-from unisono.orders.contract import OrderBase
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.packing import FramePayload, Packer
-from unisono.orders.receive_queue import Rqueue, SlotFrames
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, OrderBase
+from unisono.orders.packing import FramePayload, Packer, Rqueue, SlotFrames
 from unisono.orders.vbr.slots import SlotSchedule, check_slot_length
+from unisono.wire.control import SettingRequest
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -62,9 +58,8 @@ from unisono.wire.frame import (
     SETTING_REQUEST,
     Frame,
     Kind,
+    ReassembledMessage,
 )
-from unisono.wire.packed_messages import ReassembledMessage
-from unisono.wire.setting_requests import SettingRequest
 
 HORIZON_NS = NS_PER_S
 """Refuse a frame of a slot that is further ahead of our clock than Γ and this."""

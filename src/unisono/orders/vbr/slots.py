@@ -42,16 +42,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from unisono.errors import InvalidOption, ReservationRefused
-from unisono.model.durations import duration_text
 from unisono.model.events import SettingsAgreed, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reserver
-from unisono.model.slot_schedule import Segment, SlotGrid
-from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
-from unisono.net.pacer import Pacer
-from unisono.orders.packing import reservation
-from unisono.wire.control import decode_mark_requests, encode_mark_requests, encode_slot_request
-from unisono.wire.setting_requests import SETTING_REQUEST_MAX_BYTES, SettingRequest, encode_setting_requests
+from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS, Segment, SlotGrid
+from unisono.model.units import Rate, Reserver, duration_text
+from unisono.orders.packing import Pacer, reservation
+from unisono.wire.control import (
+    SETTING_REQUEST_MAX_BYTES,
+    SettingRequest,
+    decode_mark_requests,
+    encode_mark_requests,
+    encode_setting_requests,
+    encode_slot_request,
+)
 
 MAX_SETTING_REQUESTS = 32
 """An end-of-slot mark carries at most this many setting requests."""

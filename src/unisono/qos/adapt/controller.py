@@ -22,14 +22,11 @@ from dataclasses import dataclass
 from math import log10
 from typing import Any, Generic, Protocol, TypeVar
 
-from unisono.model.durations import duration_text
 from unisono.model.events import Notice, NoticeKind, SlaViolation, Violation, ViolationKind
-from unisono.model.metrics import MetricRow
-from unisono.model.policy import Policy
-from unisono.model.redundancy import Redundancy
-from unisono.model.settings import Settings, strongest
-from unisono.model.sla import Hysteresis, Sla, SlaSet
+from unisono.model.policy import Policy, Redundancy, Settings, strongest
+from unisono.model.sla import Hysteresis, MetricRow, Sla, SlaSet
 from unisono.model.timing import Timing
+from unisono.model.units import duration_text
 from unisono.net.fec.layer import residual_loss
 from unisono.qos.adapt.estimate import Estimate, Estimator
 from unisono.qos.plan.negotiation import CounterOffer, Environment, Requirement, Target, meets, negotiate

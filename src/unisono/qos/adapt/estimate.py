@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from unisono.model.delays import DelayModel, EmpiricalDelay, ScaledDelay
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import MetricRow, Side
+from unisono.model.delays import DelayModel, EmpiricalDelay, Histogram, ScaledDelay
+from unisono.model.sla import MetricRow, Side
 from unisono.qos.confidence import binomial_tail, confidence_per_link, share_lower_bound
 
 CONFIDENCE = 0.9

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 from unisono.errors import InvalidOption, ReservationRefused
-from unisono.model.rates import BandwidthReservation
+from unisono.model.units import BandwidthReservation
 
 _CAPACITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)(bit|B)/s\s*")
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}

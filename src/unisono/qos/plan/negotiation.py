@@ -15,8 +15,8 @@ from typing import Protocol
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import ScaledDelay
-from unisono.model.durations import duration_text
-from unisono.model.redundancy import Redundancy, eta_of_all, eta_of_one
+from unisono.model.policy import Redundancy, eta_of_all, eta_of_one
+from unisono.model.units import duration_text
 from unisono.qos.plan import rmcast_model as rmcast
 from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, agreement_failure_extended, expected_broadcasts
 

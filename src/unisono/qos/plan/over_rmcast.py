@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unisono.model.delays import ConstantDelay
-from unisono.model.durations import duration_text
 from unisono.model.offers import Ask, Offer
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
+from unisono.model.units import duration_text
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.qos.plan import rmcast_model as rmcast
 from unisono.qos.plan.negotiation import Agreement, CounterOffer, Environment, Guarantee, Requirement, Target, negotiate

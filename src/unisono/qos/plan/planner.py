@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unisono.model.capabilities import CAPABILITIES
-from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import check_slots
+from unisono.model.units import NS_PER_S, duration_text
 from unisono.net.fec.layer import ask_above_fec, offer_through_fec
 from unisono.orders.cbr import bounds as cbr_offer
 from unisono.orders.final.bounds import with_finals

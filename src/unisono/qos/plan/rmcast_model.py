@@ -25,7 +25,7 @@ from math import comb, exp, expm1, prod
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
-from unisono.model.redundancy import Redundancy
+from unisono.model.policy import Redundancy
 
 FOREVER_NS = 2**62
 """An ω that stands for no takeover at all."""

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from unisono.model.durations import NS_PER_S
+from unisono.model.delays import Histogram
 from unisono.model.events import Batch, StackEvent
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Side
 from unisono.model.policy import Policy
-from unisono.model.slot_schedule import SlotGrid
+from unisono.model.sla import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Side
+from unisono.model.timing import SlotGrid
+from unisono.model.units import NS_PER_S
 from unisono.net.clock_check import ClockCheck
 from unisono.wire.frame import END_OF_SLOT, SERIAL_MAX, Frame, Kind
 

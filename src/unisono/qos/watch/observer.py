@@ -27,18 +27,16 @@ from unisono.model.events import (
     StackEvent,
     ViewChange,
 )
-from unisono.model.metrics import MetricRow
-from unisono.model.policy import Policy
-from unisono.model.settings import Settings
-from unisono.model.sla import Sla, SlaSet
-from unisono.model.slot_schedule import SlotGrid
+from unisono.model.policy import Policy, Settings
+from unisono.model.sla import MetricRow, Sla, SlaSet
+from unisono.model.timing import SlotGrid
 from unisono.net.clock_check import ClockCheck
 from unisono.qos.adapt.controller import Adapter
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.meters import WINDOW_NS, Monitor
 from unisono.qos.watch.sla import Finding, MemberEvaluation, collector_of
+from unisono.wire.control import decode_settings_with_verdict
 from unisono.wire.frame import Frame
-from unisono.wire.setting_requests import decode_settings_with_verdict
 
 ROWS_KEPT = 65_536
 """Keep this many rows until `pop_rows`; older ones are dropped and counted."""

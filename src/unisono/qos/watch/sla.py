@@ -19,11 +19,10 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from unisono.model.durations import duration_text
+from unisono.model.delays import Histogram
 from unisono.model.events import Notice, NoticeKind, SlaCleared, SlaVerdict, SlaViolation, Violation, ViolationKind
-from unisono.model.histogram import Histogram
-from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Shape, Side
-from unisono.model.sla import Sla, value_text
+from unisono.model.sla import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Shape, Side, Sla, value_text
+from unisono.model.units import duration_text
 from unisono.qos.adapt.estimate import Estimate, LinkTally, combine_links
 from unisono.qos.confidence import ROUNDING_TOLERANCE, binomial_tail, confidence_per_link
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from random import Random
 
 from unisono.model.delays import UniformDelay
-from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Span
-from unisono.model.rates import Rate
 from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, ScenarioStep, Start, Workload
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS, Rate
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
 QUIET_PERIOD_NS = 300 * NS_PER_MS

@@ -5,9 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from unisono.model.delays import UniformDelay
-from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
-from unisono.model.rates import Rate
 from unisono.model.scenario import (
     Clocks,
     Expectation,
@@ -20,6 +18,7 @@ from unisono.model.scenario import (
 )
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup, Topology
+from unisono.model.units import NS_PER_MS, NS_PER_S, Rate
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
 GROUP_SIZE = 3

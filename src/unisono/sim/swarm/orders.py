@@ -14,9 +14,7 @@ from dataclasses import replace
 from random import Random
 
 from unisono.model.delays import ConstantDelay, DelayModel, UniformDelay
-from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
-from unisono.model.rates import Rate
 from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
@@ -32,6 +30,7 @@ from unisono.model.scenario import (
     Workload,
 )
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS, NS_PER_S, Rate
 from unisono.orders.cbr.bounds import latency_bound_ns as cbr_bound_ns
 from unisono.orders.leader.broadcast import latency_bound_ns as leader_bound_ns
 from unisono.orders.leader.timestamp import latency_bound_ns as timestamp_bound_ns

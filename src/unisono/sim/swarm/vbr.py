@@ -19,9 +19,7 @@ from unisono.model.delays import (
     LognormalDelay,
     UniformDelay,
 )
-from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
-from unisono.model.rates import Rate
 from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
@@ -39,6 +37,7 @@ from unisono.model.scenario import (
     WorkloadKind,
 )
 from unisono.model.timing import Timing
+from unisono.model.units import NS_PER_MS, NS_PER_S, Rate
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
 LATEST_START_NS = 30 * NS_PER_MS

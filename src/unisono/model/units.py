@@ -1,13 +1,54 @@
-"""The rate that a sender declares, and the bandwidth that it reserves for it (paper 000 §2.1, §5)."""
+"""Units: durations, sending rates and reserved bandwidth, and the numbers that stand for groups and members."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_S
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": NS_PER_MS, "s": NS_PER_S, "min": 60 * NS_PER_S, "h": 3600 * NS_PER_S}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min|h)\s*")
+
+
+def duration_ns(text: str | int, field: str = "duration") -> int:
+    """Parse `"5ms"`, `"200us"` or `"2s"` into nanoseconds. An integer is already in nanoseconds."""
+    if isinstance(text, bool) or not isinstance(text, int | str):
+        raise InvalidOption(field, f"expected a duration with a unit, such as '5ms', got {text!r}")
+    if isinstance(text, int):
+        if text < 0:
+            raise InvalidOption(field, f"expected a duration of at least 0, got {text}")
+        return text
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidOption(field, f"expected a duration with a unit, such as '5ms', '200us' or '2s', got {text!r}")
+    return int(Fraction(match[1]) * _UNITS[match[2]])
+
+
+def duration_text(ns: int) -> str:
+    """A short text with a unit, rounded to six digits."""
+    for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
+        if abs(ns) >= size:
+            return f"{ns / size:.6g}{unit}"
+    return f"{ns}ns"
+
+
+def exact_duration_text(ns: int) -> str:
+    """The exact duration in the largest unit that gives a whole number; `duration_ns` reads it back."""
+    for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
+        if ns >= size and ns % size == 0:
+            return f"{ns // size}{unit}"
+    return f"{ns}ns"
+
+
+def ns_to_ms(ns: int) -> float:
+    """Nanoseconds in milliseconds, the unit of JSON output."""
+    return ns / NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +113,22 @@ class UnlimitedNetwork:
 
     def reserve(self, reservation: BandwidthReservation) -> None:
         """Grant it."""
+
+
+MEMBER_MAX = 0xFFFF
+EVERYONE = 0
+"""The destination of a multicast; member numbers start at 1."""
+
+
+def group_key(name: str) -> int:
+    """The 32-bit key that frames carry for the group of this name."""
+    if not name or len(name) > 200:
+        raise InvalidOption("group", f"expected a name of 1 to 200 characters, got {name!r}")
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
+
+
+def checked_member(member: int) -> int:
+    """`member`, if it is a valid member number; else raise InvalidOption."""
+    if not 1 <= member <= MEMBER_MAX:
+        raise InvalidOption("member", f"expected a member number from 1 to {MEMBER_MAX}, got {member}")
+    return member
