@@ -288,7 +288,7 @@ class Stack:
         records = self._flush() if self._durable_order is not None else ()
         datagrams = self._encode_outgoing() if self._out else ()
         events = self._pop_events()
-        if events and self._rmcast is None and not self.order.keeps_sending_to_departed():
+        if events and self._rmcast is None and not self.order.keeps_sending_to_departed:
             self._follow_view(events)
         return Effects(records, datagrams, events, self._wake_at())
 
@@ -449,7 +449,7 @@ class Stack:
 
     def gap_free(self) -> bool:
         """Whether the order promises deliveries without gaps (paper 000, Definition 1)."""
-        return self.order.gap_free()
+        return self.order.gap_free
 
     @property
     def application_pulls(self) -> bool:

@@ -15,6 +15,7 @@ from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reserv
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.frame import (
     END_OF_SLOT,
+    FIRST_FRAGMENT,
     FRAGMENT,
     HEADER_BYTES,
     MORE_FRAGMENTS,
@@ -70,10 +71,8 @@ def packed(max_frame: int, calls: list[list[bytes]]) -> list[FramePayload]:
 
 
 def datagram_of(payload: FramePayload) -> bytes:
-    flags = 0 if payload.fragment is None else FRAGMENT | (MORE_FRAGMENTS if payload.has_more_fragments else 0)
-    return encode(
-        Frame(Kind.DATA, 1, 1, 0, 5, 0, flags, packed_messages=payload.packed_messages, body=payload.fragment or b""), 7
-    )
+    packed = payload.packed_messages
+    return encode(Frame(Kind.DATA, 1, 1, 0, 5, 0, payload.flags, packed_messages=packed, body=payload.body), 7)
 
 
 def unpacked(payloads: list[FramePayload]) -> list[bytes]:
@@ -85,10 +84,12 @@ def unpacked(payloads: list[FramePayload]) -> list[bytes]:
             found += payload.packed_messages.messages()
             assert payload.messages_completed == payload.packed_messages.count
             continue
-        assert payload.fragment is not None
-        fragments.append(bytes(payload.fragment))
-        assert payload.messages_completed == (0 if payload.has_more_fragments else 1)
-        if not payload.has_more_fragments:
+        assert payload.flags & FRAGMENT
+        assert bool(payload.flags & FIRST_FRAGMENT) == (not fragments)
+        fragments.append(payload.encoded())
+        has_more = bool(payload.flags & MORE_FRAGMENTS)
+        assert payload.messages_completed == (0 if has_more else 1)
+        if not has_more:
             found.append(b"".join(fragments))
             fragments = []
     assert not fragments

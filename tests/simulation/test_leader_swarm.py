@@ -389,10 +389,10 @@ class ResendsDelivered(LeaderBroadcast):
 class DeliversOwnAtOnce(LeaderBroadcast):
     """Also delivers its own messages when it sends them."""
 
-    def _send(self, now: int, payload: FramePayload | None, flags: int) -> None:
+    def _send(self, now: int, payload: FramePayload, flags: int) -> None:
         sequence = self._sequence
         super()._send(now, payload, flags)
-        if payload is not None and payload.packed_messages is not None:
+        if payload.packed_messages is not None:
             messages = payload.packed_messages
             me, slot = self.election.member, self.election.timing.slot_of(now)
             self.events.append(Batch(me, 1, slot, sequence, 0, self._index, messages.count, [messages]))

@@ -173,11 +173,11 @@ def test_each_input_has_an_effect_exactly_in_the_modes_of_the_table(mode: CbrMod
         cbr.from_below(now, probe.hello(2, theta_ns=CYCLE_NS + 1))
         effect = any(isinstance(event, Violation) for event in probe.events())
     elif given is CbrInput.DATA:
-        cbr.exchange._incarnations[2] = 1
+        cbr.exchange.incarnations[2] = 1
         cbr.from_below(now, data(2, 0))
         effect = not cbr.ignored
     elif given is CbrInput.RESERVATION:
-        cbr.exchange._incarnations[2] = 1
+        cbr.exchange.incarnations[2] = 1
         cbr.from_below(now, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
         effect = bool(probe.sent(Kind.RESERVED))
     elif given is CbrInput.NEW_RATE:
@@ -237,7 +237,7 @@ def test_the_stack_builds_it_by_name() -> None:
     stack = build(Policy("g", 1, View((1, 2)), TIMING, Rate(4, 1), "cbr"))
     assert isinstance(stack.order, Cbr)
     assert stack.order.bound_ns() == 12 * MS + 250 * MS
-    assert stack.order.gap_free()
+    assert stack.order.gap_free
 
 
 # -- starting ------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_a_member_with_another_order_is_reported() -> None:
 def test_data_that_arrives_before_the_last_hello_is_kept() -> None:
     probe = Probe(members=(1, 2))
     probe.cbr.wake(T0)
-    probe.cbr.exchange._incarnations[2] = 1
+    probe.cbr.exchange.incarnations[2] = 1
     probe.peer(0)
     probe.cbr.from_below(T0, probe.hello(2))
     probe.wake(EPOCH)

@@ -73,7 +73,7 @@ class Start:
             due = [
                 (max(at - self.offset[m], self.started[m]), m)
                 for m, exchange in self.exchanges.items()
-                if (at := exchange.wake_at()) is not None
+                if (at := exchange.next_hello_at) is not None
             ]
             now = min(arrival, *(at for at, _ in due), until + 1)
             if now > until:
@@ -86,7 +86,7 @@ class Start:
                 member = min(due)[1]
                 clock = now + self.offset[member]
                 self.exchanges[member].wake(clock)
-                again = self.exchanges[member].wake_at()
+                again = self.exchanges[member].next_hello_at
                 assert again is None or again > clock, "a wake makes progress"
             self._after(now, member)
 
@@ -119,7 +119,7 @@ def test_hellos_end_once_every_member_knows_the_first_slot(seed: int) -> None:
     start = Start(seed)
     start.run(T0 + 400 * MS)
     assert all(
-        exchange.is_complete_everywhere() and exchange.wake_at() is None for exchange in start.exchanges.values()
+        exchange.is_complete_everywhere() and exchange.next_hello_at is None for exchange in start.exchanges.values()
     )
 
 
@@ -207,7 +207,7 @@ def test_a_member_that_restarts_before_the_group_begins_takes_part_as_its_new_in
     exchange = RateExchange(policy(1))
     exchange.from_below(T0, hello_of(policy(2), 100))
     exchange.from_below(T0, hello_of(policy(2, incarnation=5)))
-    assert exchange.incarnation(2) == 5
+    assert exchange.incarnations[2] == 5
     assert 2 in exchange.missing(), "the slot named by its earlier incarnation does not count"
 
 
@@ -218,7 +218,7 @@ def test_a_member_that_restarts_later_is_reported_once_and_changes_nothing() -> 
     again = [exchange.from_below(T0, hello_of(policy(2, (1, 2), incarnation=5), 10**9)) for _ in range(4)]
     (violation,) = [v for v in again if isinstance(v, Violation)]
     assert (violation.kind, violation.member) == ("restarted", 2)
-    assert (exchange.first_slot(), exchange.incarnation(2)) == (first, 1)
+    assert (exchange.first_slot(), exchange.incarnations[2]) == (first, 1)
 
 
 def test_a_start_margin_makes_the_first_slot_later() -> None:
@@ -235,7 +235,7 @@ def test_a_group_of_one_member_is_complete_at_once() -> None:
     exchange.wake(T0)
     assert exchange.complete
     assert exchange.is_complete_everywhere()
-    assert exchange.wake_at() is None
+    assert exchange.next_hello_at is None
     assert exchange.first_slot() == TIMING.smax(T0)
 
 
@@ -250,7 +250,7 @@ def test_multicast_is_used_only_if_it_reaches_every_peer() -> None:
     exchanges = {m: RateExchange(policy(m, members, multicast=True)) for m in members}
     for _ in range(3):
         for sender, exchange in exchanges.items():
-            exchange.wake(exchange.wake_at() or T0)
+            exchange.wake(exchange.next_hello_at or T0)
             frames, exchange.down[:] = exchange.down[:], []
             assert {f.multicast for f in frames if not f.to} <= {True, False}
             for frame in frames:

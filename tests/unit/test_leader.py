@@ -146,7 +146,7 @@ def test_every_mode_accepts_the_inputs_of_the_table() -> None:
         assert bool(fresh(mode).submit(START, [b"x"])) == (Input.SUBMIT in accepted)
         order = fresh(mode)
         order.change_rate(START, Rate(1e9, 2))
-        assert (order._new_rate is not None) == (Input.NEW_RATE in accepted)
+        assert (order._pacer.next_rate is not None) == (Input.NEW_RATE in accepted)
         order = fresh(mode)
         before = len(order.events)
         order.leave(START)

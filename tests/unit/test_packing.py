@@ -4,13 +4,21 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidOption
+from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
 from unisono.model.events import View
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import Rate
-from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reservation
-from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES, UDP_IP_BYTES
+from unisono.model.units import BandwidthReservation, Rate
+from unisono.orders.packing import FramePayload, Packer, ReservedPacer, checked_sizes, frames_per_slot, reservation
+from unisono.wire.frame import (
+    FRAGMENT,
+    FRAME_NUMBER_MAX,
+    HEADER_BYTES,
+    MORE_FRAGMENTS,
+    PACKED_HEADER_BYTES,
+    SIZE_ENTRY_BYTES,
+    UDP_IP_BYTES,
+)
 
 MS = 1_000_000
 FRAME = 300
@@ -26,8 +34,8 @@ def policy(rate: Rate, **changes: Any) -> Policy:
 def shape(payload: FramePayload) -> str:
     if payload.packed_messages is not None:
         return f"{'uniform' if payload.packed_messages.same_size else 'mixed'} {list(payload.packed_messages.sizes())}"
-    assert payload.fragment is not None
-    return f"fragment {len(payload.fragment)}{'+' if payload.has_more_fragments else ''}"
+    assert payload.flags & FRAGMENT
+    return f"fragment {len(payload.body)}{'+' if payload.flags & MORE_FRAGMENTS else ''}"
 
 
 def test_messages_that_do_not_fill_a_frame_are_held_back() -> None:
@@ -49,6 +57,61 @@ def test_a_frame_is_full_when_the_next_message_does_not_fit() -> None:
     rest = packer.flush()
     assert rest is not None
     assert shape(rest) == "uniform [0]"
+
+
+def test_pack_all_holds_nothing_back() -> None:
+    packer = Packer(FRAME)
+    messages = [bytes(CAPACITY), b"ab", b"c"]
+    payloads = packer.pack_all(messages, [CAPACITY, 2, 1])
+    assert [shape(payload) for payload in payloads] == [f"fragment {CAPACITY}", "mixed [2, 1]"]
+    assert packer.flush() is None
+    assert payloads[0].encoded() == messages[0]
+
+
+def test_a_message_above_the_largest_size_is_refused() -> None:
+    assert checked_sizes([b"ab", b""], 2) == [2, 0]
+    with pytest.raises(MessageTooLarge):
+        checked_sizes([b"ab", b"abc"], 2)
+
+
+class Network:
+    """Keeps the reservations, and refuses those with a larger burst than it has room for."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.room = room
+        self.reserved: list[BandwidthReservation] = []
+
+    def reserve(self, asked: BandwidthReservation) -> None:
+        if asked.burst_bytes_per_slot > self.room:
+            raise ReservationRefused(asked.burst_bytes_per_slot, self.room, self.room)
+        self.reserved.append(asked)
+
+
+def bandwidth(rate: Rate) -> BandwidthReservation:
+    return BandwidthReservation(int(rate.avg), rate.burst, 5 * MS)
+
+
+def test_until_a_new_rate_is_in_force_the_larger_of_both_is_reserved() -> None:
+    network = Network()
+    pacer = ReservedPacer(policy(Rate(1000, 10)), network, bandwidth)
+    pacer.change_rate(Rate(2000, 5))
+    pacer.enter_slot(7)
+    assert [(each.avg_bytes_per_s, each.burst_bytes_per_slot) for each in network.reserved] == [
+        (1000, 10),
+        (2000, 10),
+        (2000, 5),
+    ]
+    assert (pacer.rate, pacer.next_rate, pacer.messages_left()) == (Rate(2000, 5), None, 5)
+    pacer.enter_slot(8)
+    assert len(network.reserved) == 3, "the rate has not changed again"
+
+
+def test_a_refused_rate_changes_nothing() -> None:
+    pacer = ReservedPacer(policy(Rate(1000, 10)), Network(room=10), bandwidth)
+    with pytest.raises(ReservationRefused):
+        pacer.change_rate(Rate(1000, 20))
+    pacer.enter_slot(7)
+    assert (pacer.rate, pacer.messages_left()) == (Rate(1000, 10), 10)
 
 
 @pytest.mark.parametrize(

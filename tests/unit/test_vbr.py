@@ -146,7 +146,7 @@ def test_each_input_has_an_effect_in_exactly_the_modes_of_the_table(mode: Mode, 
         vbr.from_below(now, probe.hello(2, theta_ns=THETA + 1))
         effect = any(isinstance(event, Violation) for event in probe.events())
     elif given is Input.DATA:
-        vbr.exchange._incarnations[2] = 1
+        vbr.exchange.incarnations[2] = 1
         vbr.from_below(now, data(2, FIRST, b"x"))
         effect = not vbr.ignored
     elif given is Input.NEW_RATE:

@@ -144,7 +144,7 @@ def data(
 def test_the_bound_is_that_of_theorem_5_and_gaps_are_possible() -> None:
     order = Probe().order
     assert order.bound_ns() == latency_bound_ns(TIMING) == 19 * MS
-    assert not order.gap_free()
+    assert not order.gap_free
     assert order.waiting_for() == (), "a member alone is a group"
 
 

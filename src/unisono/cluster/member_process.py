@@ -241,7 +241,7 @@ class ScenarioMember:
             bound_ms=ns_to_ms(group.bound_ns),
             members=group.members,
         )
-        gaps = not build(self.scenario.policy_for(self.member)).order.gap_free()
+        gaps = not build(self.scenario.policy_for(self.member)).gap_free()
         consuming = asyncio.create_task(self._consume(group))
         reporting = asyncio.create_task(self._report_progress(group))
         sending = asyncio.create_task(self._send_until_closed(group))

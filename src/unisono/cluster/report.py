@@ -240,7 +240,7 @@ def check_cluster_run(
         gamma_ns=measured.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
         bound_ns=None if capabilities_of(scenario.order).pulled else bound_ns,
-        reliable=build(scenario.policy_for(scenario.members[0])).order.gap_free(),
+        reliable=build(scenario.policy_for(scenario.members[0])).gap_free(),
         source="runtime",
         faults=tuple(map(fault_to_row, scenario.faults)),
         rates=scenario.constant_rates,

@@ -259,6 +259,10 @@ class Order(Timed, Protocol):
     """Frames that the door admitted but the order did not use, by reason."""
     window_slots: int
     """How many slots a sender may be ahead of its own deliveries."""
+    gap_free: bool
+    """Whether the order promises no gaps (Definition 1), or may have them (Definition 2)."""
+    keeps_sending_to_departed: bool
+    """Whether this member keeps sending to departed members, for example because they may come back."""
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """app-mcast: accept as many of the messages, from the first on, as the declared rate allows now."""
@@ -277,12 +281,6 @@ class Order(Timed, Protocol):
 
     def bound_ns(self) -> int:
         """AppLatency: the longest time from submission to delivery, while the assumptions hold."""
-
-    def gap_free(self) -> bool:
-        """Whether the order promises no gaps (Definition 1), or may have them (Definition 2)."""
-
-    def keeps_sending_to_departed(self) -> bool:
-        """Whether this member keeps sending to departed members, for example because they may come back."""
 
     def waiting_for(self) -> tuple[int, ...]:
         """The members that the group waits for before it starts; empty when it runs."""

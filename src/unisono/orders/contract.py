@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from enum import StrEnum
 
-from unisono.model.events import StackEvent
+from unisono.model.events import LeaveComplete, StackEvent
 from unisono.model.policy import Policy
 from unisono.model.units import Rate
+from unisono.net.clock_check import ClockDifference
 from unisono.orders.formation import RateExchange
 from unisono.wire.frame import Frame
 
@@ -68,6 +69,12 @@ class OrderBase(ABC):
             self.events.append(violation)
         self._multicast = self.exchange.reaches_all_by_multicast()
 
+    def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
+        """A peer's clock is off by more than Γ: without failures, only a group that has not begun can refuse it."""
+        violation = self.exchange.on_clock_difference(difference.peer, difference.incarnation, difference.difference_ns)
+        if violation is not None:
+            self.events.append(violation)
+
     @abstractmethod
     def running(self) -> bool:
         """Whether the order accepts and delivers messages."""
@@ -87,3 +94,35 @@ class OrderBase(ABC):
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast: every peer has received its HELLO that way."""
         return self._multicast
+
+
+class VariableRateBase(OrderBase):
+    """An order with the modes of figure 6: VBR, the leader orders, and multicast without an order."""
+
+    def __init__(self, policy: Policy, *, allow_restarts: bool = False, check_clocks: bool = False) -> None:
+        super().__init__(policy, allow_restarts=allow_restarts, check_clocks=check_clocks)
+        self.mode = Mode.GET_RATE
+        self.view = policy.view
+        self._policy = policy
+
+    def _form(self, now: int) -> None:
+        """While HELLOs are needed: send one if it is due, and start once every member's first slot is known."""
+        if self.mode is Mode.GET_RATE:
+            self.mode = Mode.DET_RATE
+        self.exchange.wake(now)
+        self._start_deliver(now)
+
+    @abstractmethod
+    def _start_deliver(self, now: int) -> None:
+        """start-deliver: begin if the order is in DetRate and the exchange is complete."""
+
+    def _depart(self, final_slot: int) -> None:
+        """Leave the group: no HELLO is due any more, and the application learns the last slot."""
+        if self.mode is not Mode.LEFT:
+            self.mode = Mode.LEFT
+            self.exchange.next_hello_at = None
+            self.events.append(LeaveComplete(final_slot))
+
+    def running(self) -> bool:
+        """Whether the order is in DeliverMessages."""
+        return self.mode is Mode.DELIVER_MESSAGES

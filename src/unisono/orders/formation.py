@@ -66,10 +66,11 @@ class RateExchange:
         )
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._hellos: dict[int, Hello] = {}
-        self._incarnations: dict[int, int] = {policy.member: policy.incarnation}
+        self.incarnations: dict[int, int] = {policy.member: policy.incarnation}
+        """The incarnation of each member that its latest HELLO showed."""
         self._received_by_multicast: dict[int, bool] = {}
         self._own_first_slot = 0
-        self._next_hello: int | None = 0
+        self.next_hello_at: int | None = 0
         """When the next HELLO is due; None when no more are needed."""
         self._refused_incarnations: dict[int, int] = {}
         """The incarnation of each peer that was refused for its clock."""
@@ -91,17 +92,17 @@ class RateExchange:
                 return None
             if ahead_ns > self._policy.timing.gamma_ns:
                 return self.on_clock_difference(peer, frame.incarnation, ahead_ns)
-        if self.complete and not self._allow_restarts and self._incarnations.get(peer) != frame.incarnation:
+        if self.complete and not self._allow_restarts and self.incarnations.get(peer) != frame.incarnation:
             text = "has restarted; this group began with its earlier incarnation and cannot add it again"
             return self._report_problem(ViolationKind.RESTARTED, peer, text)
         self.problems.pop(peer, None)
-        if self._incarnations.get(peer) != frame.incarnation:
+        if self.incarnations.get(peer) != frame.incarnation:
             self._received_by_multicast[peer] = False
             self._hellos.pop(peer, None)
             if self._allow_restarts:
-                self._next_hello = now  # the new incarnation needs our HELLO
+                self.next_hello_at = now  # the new incarnation needs our HELLO
         was_complete, known = self.complete, self._hellos.get(peer)
-        self._incarnations[peer] = frame.incarnation
+        self.incarnations[peer] = frame.incarnation
         self._received_by_multicast[peer] = self._received_by_multicast.get(peer, False) or frame.multicast
         # An earlier HELLO that arrives after a later one changes nothing.
         if known is None or (known.first_slot, known.complete) <= (hello.first_slot, hello.complete):
@@ -173,29 +174,25 @@ class RateExchange:
 
     def wake(self, now: int) -> None:
         """Send a HELLO if one is due."""
-        if self._next_hello is None or now < self._next_hello:
+        if self.next_hello_at is None or now < self.next_hello_at:
             return
         if not self._peers and not self._own_first_slot:
             self._name_first_slot(now)
         if self.is_complete_everywhere():
-            self._next_hello = None
+            self.next_hello_at = None
             return
         self._send_hello(now)
-        self._next_hello = now + self._hello_interval_ns
+        self.next_hello_at = now + self._hello_interval_ns
 
     def stop(self) -> None:
         """Every member has begun, since a slot is delivered: send no more HELLOs, unless members may restart."""
         if not self._allow_restarts:
-            self._next_hello = None
-
-    def wake_at(self) -> int | None:
-        """When the next HELLO is due."""
-        return self._next_hello
+            self.next_hello_at = None
 
     def _send_hello(self, now: int, to: int = 0) -> None:
         policy, timing, rate = self._policy, self._policy.timing, self._policy.rate
         seen_peers = tuple(
-            SeenPeer(peer, self._incarnations[peer], self._received_by_multicast[peer])
+            SeenPeer(peer, self.incarnations[peer], self._received_by_multicast[peer])
             for peer in self._peers
             if peer in self._hellos
         )
@@ -259,10 +256,6 @@ class RateExchange:
     def missing(self) -> tuple[int, ...]:
         """The peers that have sent no HELLO yet, or have not named their first slot."""
         return tuple(p for p in self._peers if p not in self._hellos or not self._hellos[p].first_slot)
-
-    def incarnation(self, member: int) -> int | None:
-        """The incarnation of a member that the latest HELLO showed."""
-        return self._incarnations.get(member)
 
     def rate(self, peer: int) -> Rate | None:
         """The rate that a peer declared; None if no HELLO has arrived."""

@@ -4,19 +4,22 @@ A subclass (`log/order.py`, `multigroup/order.py`) owns a log of messages that `
 contract:
 
 - Each input sets `now` and `has_pending_input`. The stack calls `flush` before it takes `writes`, `down` or `events`.
+  `flush` calls `_on_leader_change`, `_propose`, `_apply_decisions` and `_finish_flush` of the subclass.
 - On its first `wake` it enters the mode DET_RATE: it waits for a leader.
-- When `consensus.leader_changes` has grown, `flush` calls `adopt_leader`, which forms the group the first time.
+- `_on_leader_change` calls `adopt_leader`, which forms the group the first time.
 - `wake` calls `report_consensus_problems`.
-- `bound_ns` is the latency bound while no member fails and no frame is lost.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.model.effects import Write
+from unisono.agreement.paxos.log import ConsensusOutput
+from unisono.model.effects import StoredRecords, Write
 from unisono.model.events import StackEvent, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.units import NS_PER_MS, Rate
@@ -24,10 +27,33 @@ from unisono.orders.contract import Mode
 from unisono.wire.frame import Frame
 
 
+def build_consensus(
+    policy: Policy, members: Sequence[int], stored_records: StoredRecords | None, *, window: int, retain: int
+) -> Consensus:
+    """Consensus among `members`, with the intervals that the policy's timing asks for, continued from its records."""
+    return Consensus(
+        policy.member,
+        members,
+        every_ns=heartbeat_interval_ns(policy.timing),
+        retry_ns=retry_interval_ns(policy.timing),
+        max_frame=policy.max_frame,
+        incarnation=policy.incarnation,
+        epoch=policy.epoch,
+        window=window,
+        retain=retain,
+        stored_records=stored_records,
+        batch_replies=True,
+    )
+
+
 class ConsensusOrderBase(ABC):
     """One member of a group that agrees on a log; see the module docstring for the contract."""
 
-    def __init__(self, policy: Policy, consensus: Consensus) -> None:
+    gap_free = True
+    keeps_sending_to_departed = True  # a member that has failed may return
+
+    def __init__(self, policy: Policy, consensus: Consensus, bound_ns: int) -> None:
+        """`bound_ns` is the latency bound while no member fails and no frame is lost."""
         self.down: list[Frame] = []
         self.events: list[StackEvent] = []
         self.writes: list[Write] = []
@@ -41,19 +67,58 @@ class ConsensusOrderBase(ABC):
         self.ignored: Counter[str] = consensus.ignored
         self._policy = policy
         self._timing = policy.timing
+        self._bound_ns = bound_ns
+        self.window_slots = -(-bound_ns // policy.timing.theta_ns) + 3
+        self._leaving_since: int | None = None
+        self._leader_changes_seen = 0
         self.leaderless_since: int | None = None
         self._last_leader: int | None = None
         self._blocked_reported = False
         self._reported_lost_storage: set[int] = set()
         self._reported_refused_by: set[int] = set()
 
-    @abstractmethod
+    # -- batches of input ------------------------------------------------------------------------------------
+
     def flush(self) -> None:
         """Process all input since the last call as one batch, and queue frames, records and deliveries."""
+        now, consensus = self.now, self.consensus
+        if self.mode is Mode.LEFT or not self.has_pending_input:
+            return
+        self.has_pending_input = False
+        if consensus.leader_changes != self._leader_changes_seen:
+            self._leader_changes_seen = consensus.leader_changes
+            self._on_leader_change(now)
+        progress = True
+        while progress:
+            progress = self._propose(now)
+            consensus.flush(now)
+            if consensus.decisions:
+                decisions, consensus.decisions[:] = consensus.decisions[:], []
+                self._apply_decisions(now, decisions)
+                progress = True
+        self._finish_flush(now)
 
     @abstractmethod
-    def bound_ns(self) -> int:
-        """The latency bound while no member fails and no frame is lost."""
+    def _on_leader_change(self, now: int) -> None:
+        """There is another leader, or the first one: call `adopt_leader`, and send it what is not decided."""
+
+    @abstractmethod
+    def _propose(self, now: int) -> bool:
+        """As the leader, propose the next value. False if there is none, or this member does not lead."""
+
+    @abstractmethod
+    def _apply_decisions(self, now: int, decisions: Sequence[ConsensusOutput]) -> None:
+        """Apply decided values to the log."""
+
+    @abstractmethod
+    def _finish_flush(self, now: int) -> None:
+        """Nothing is left to propose or to apply: queue the frames that follow, and leave if that is due."""
+
+    def leave(self, now: int) -> None:
+        """Leave when all submitted messages are in the log. The others still need a majority of all members."""
+        if self._leaving_since is None:
+            self._leaving_since = self.now = now
+            self.has_pending_input = True
 
     # -- leaders ---------------------------------------------------------------------------------------------
 
@@ -79,7 +144,7 @@ class ConsensusOrderBase(ABC):
 
     def _forward_timeout_ns(self) -> int:
         """How long to wait for a decision before messages are forwarded to the leader again."""
-        return max(self.bound_ns(), self.consensus.detector.response_time_ns()) + NS_PER_MS
+        return max(self._bound_ns, self.consensus.detector.response_time_ns()) + NS_PER_MS
 
     # -- trouble ---------------------------------------------------------------------------------------------
 
@@ -126,17 +191,13 @@ class ConsensusOrderBase(ABC):
 
     # -- questions of the stack ------------------------------------------------------------------------------
 
+    def bound_ns(self) -> int:
+        """The latency bound while no member fails and no frame is lost."""
+        return self._bound_ns
+
     def latest_slot(self, now: int) -> int:
         """The last slot that a frame may name: any, because these orders do not compare clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
-
-    def keeps_sending_to_departed(self) -> bool:
-        """Yes: a member that has failed may return."""
-        return True
-
-    def gap_free(self) -> bool:
-        """Yes: every member delivers one log without gaps."""
-        return True
 
     def running(self) -> bool:
         """Whether the group is formed: it has had a leader."""

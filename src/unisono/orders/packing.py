@@ -18,13 +18,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from unisono.errors import InvalidOption
+from unisono.errors import InvalidOption, MessageTooLarge
 from unisono.model.policy import Policy
-from unisono.model.units import NS_PER_S, BandwidthReservation, Rate
+from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.net.fec.layer import net_max_burst
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.net.rmcast.layer import copies_reservation
@@ -39,6 +39,7 @@ from unisono.wire.frame import (
     SIZE_ENTRY_BYTES,
     UDP_IP_BYTES,
     Frame,
+    Kind,
     OutgoingMessages,
     read_packed_messages,
 )
@@ -109,19 +110,51 @@ class Pacer:
 
 @dataclass(slots=True)
 class FramePayload:
-    """The content of one frame: packed messages, or one fragment of a message."""
+    """The content of one frame: packed messages, or a body such as one fragment of a message."""
 
-    packed_messages: OutgoingMessages | None
-    fragment: memoryview | None
-    is_first_fragment: bool
-    has_more_fragments: bool
-    messages_completed: int
+    packed_messages: OutgoingMessages | None = None
+    body: bytes | memoryview = b""
+    flags: int = 0
+    """The header flags that say what the body is."""
+    messages_completed: int = 0
     """The number of messages that end in this frame; the sender's sequence number advances by it."""
 
-    def fragment_flags(self) -> int:
-        """The header flags of a frame that carries this fragment."""
-        first = FIRST_FRAGMENT if self.is_first_fragment else 0
-        return FRAGMENT | first | (MORE_FRAGMENTS if self.has_more_fragments else 0)
+    def data_frame(
+        self,
+        policy: Policy,
+        now: int,
+        slot: int,
+        number: int,
+        flags: int,
+        *,
+        burst: int,
+        sequence: int,
+        multicast: bool = False,
+    ) -> Frame:
+        """The DATA frame of this member that carries the payload. `flags` are added to those of the payload."""
+        return Frame(
+            Kind.DATA,
+            policy.member,
+            policy.incarnation,
+            policy.epoch,
+            slot,
+            number,
+            flags | self.flags,
+            burst,
+            sequence,
+            now,
+            self.packed_messages,
+            self.body,
+            multicast=multicast,
+        )
+
+    def encoded(self) -> bytes:
+        """The payload in one piece."""
+        return bytes(self.body) if self.packed_messages is None else b"".join(self.packed_messages.parts())
+
+
+NO_MESSAGES = FramePayload()
+"""The payload of a frame that only carries flags, such as the paper's dummy."""
 
 
 class Packer:
@@ -140,6 +173,12 @@ class Packer:
         if sizes.count(sizes[0]) == len(sizes):
             return self._add_uniform(messages, sizes[0])
         return self._add_mixed(messages, sizes)
+
+    def pack_all(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
+        """The payloads of frames that carry all these messages; none is held back."""
+        payloads = self.add(messages, sizes)
+        rest = self.flush()
+        return payloads if rest is None else [*payloads, rest]
 
     def _add_uniform(self, messages: Sequence[bytes], size: int) -> list[FramePayload]:
         cost = size + SIZE_ENTRY_BYTES
@@ -181,7 +220,7 @@ class Packer:
 
     def _release(self) -> FramePayload:
         packed = OutgoingMessages(self._held, self._held_size >= 0)
-        payload = FramePayload(packed, None, False, False, len(self._held))
+        payload = FramePayload(packed, messages_completed=len(self._held))
         self._held, self._held_bytes, self._held_size = [], 0, -1
         return payload
 
@@ -189,8 +228,9 @@ class Packer:
         payloads = [self._release()] if self._held else []
         view, step = memoryview(message), self._fragment_bytes
         for at in range(0, len(view), step):
-            more = at + step < len(view)
-            payloads.append(FramePayload(None, view[at : at + step], at == 0, more, 0 if more else 1))
+            is_last = at + step >= len(view)
+            flags = FRAGMENT | (FIRST_FRAGMENT if at == 0 else 0) | (0 if is_last else MORE_FRAGMENTS)
+            payloads.append(FramePayload(None, view[at : at + step], flags, int(is_last)))
         return payloads
 
     def held(self) -> tuple[int, int]:
@@ -200,6 +240,23 @@ class Packer:
     def flush(self) -> FramePayload | None:
         """The messages held back, for the last frame of the slot; None if there are none."""
         return self._release() if self._held else None
+
+
+def checked_sizes(messages: Sequence[bytes], max_message: int) -> list[int]:
+    """The sizes of the messages; raises MessageTooLarge if one is larger than `max_message`."""
+    sizes = list(map(len, messages))
+    largest = max(sizes, default=0)
+    if largest > max_message:
+        raise MessageTooLarge(largest, max_message)
+    return sizes
+
+
+def count_fitting_messages(pacer: Pacer, sizes: list[int]) -> int:
+    """How many messages of these sizes, starting with the first, still fit into the current slot."""
+    count = min(len(sizes), pacer.messages_left())
+    if sum(sizes[:count]) <= pacer.bytes_left():
+        return count
+    return bisect_right(list(accumulate(sizes[:count])), pacer.bytes_left())
 
 
 def frames_per_slot(rate: Rate, max_message: int, max_frame: int) -> int:
@@ -237,6 +294,43 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     peak = burst * NS_PER_S / theta_ns
     once = BandwidthReservation(int(min(average, peak)) + 1, burst, theta_ns)
     return once if policy.reliable is None else copies_reservation(once, policy.reliable)
+
+
+class ReservedPacer(Pacer):
+    """A pacer that also reserves its rate. A new rate is in force from the next slot on; until then both have room."""
+
+    def __init__(
+        self, policy: Policy, reserver: Reserver, reservation_of: Callable[[Rate], BandwidthReservation]
+    ) -> None:
+        super().__init__(policy.rate, policy.timing.theta_ns, policy.max_message)
+        self._policy, self._reserver, self._reservation_of = policy, reserver, reservation_of
+        self.next_rate: Rate | None = None
+        """The rate from the next slot on, if it changes."""
+        self.reserve()
+
+    def reserve(self) -> None:
+        """Reserve the bandwidth that the present rate needs."""
+        self._reserver.reserve(self._reservation_of(self.rate))
+
+    def change_rate(self, rate: Rate) -> None:
+        """Use a rate from the next slot on, and reserve the larger of both until then."""
+        self._policy.check_rate(rate)
+        new, old = self._reservation_of(rate), self._reservation_of(self.rate)
+        self._reserver.reserve(
+            BandwidthReservation(
+                max(new.avg_bytes_per_s, old.avg_bytes_per_s),
+                max(new.burst_bytes_per_slot, old.burst_bytes_per_slot),
+                new.theta_ns,
+            )
+        )
+        self.next_rate = rate
+
+    def enter_slot(self, slot: int) -> None:
+        """Start a slot, with the new rate if there is one."""
+        self.open_slot(slot, self.next_rate)
+        if self.next_rate is not None:
+            self.reserve()
+            self.next_rate = None
 
 
 @dataclass(slots=True)

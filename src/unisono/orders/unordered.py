@@ -15,20 +15,25 @@ was also sent earlier. Uniform delivery also waits for reports of which members 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
 
-from unisono.errors import MessageTooLarge
 from unisono.model.capabilities import CAPABILITIES
-from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, View, ViewChange
 from unisono.model.policy import Policy
-from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
-from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.formation import RateExchange
-from unisono.orders.packing import FramePayload, Pacer, Packer, reservation
+from unisono.model.timing import earliest
+from unisono.model.units import NS_PER_S, Rate, Reserver
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
+from unisono.orders.packing import (
+    NO_MESSAGES,
+    FramePayload,
+    Packer,
+    ReservedPacer,
+    checked_sizes,
+    count_fitting_messages,
+    reservation,
+)
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -74,27 +79,19 @@ class _PartialMessage:
         return ReassembledMessage([self.bodies[number] for number in sorted(self.bodies)])
 
 
-class Unordered:
+class Unordered(VariableRateBase):
     """The automaton of one member."""
 
+    gap_free = False  # there is no total order to be free of gaps; the checker checks agreement
+    keeps_sending_to_departed = True  # a departed member may still broadcast copies that its peers need
+
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
-        self.down: list[Frame] = []
-        self.events: list[StackEvent] = []
-        self.ignored: Counter[str] = Counter()
-        self.mode = Mode.GET_RATE
-        self.view = policy.view
-        self.exchange = RateExchange(policy)
-        self.exchange.down = self.down
-        self._policy = policy
+        super().__init__(policy)
         self._timing = policy.timing
-        self._reserver = reserver
-        reserver.reserve(reservation(policy, policy.rate))
         self._uniform = "uniform" in CAPABILITIES[policy.order].services
-        self._multicast = False
         # Sending.
         self._packer = Packer(policy.max_frame)
-        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
-        self._new_rate: Rate | None = None
+        self._pacer = ReservedPacer(policy, reserver, partial(reservation, policy))
         self._slot = self._next_frame_number = self._sequence = 0
         self._submissions_waiting = False
         """Whether messages were refused that the application will submit again in the next slot."""
@@ -112,37 +109,29 @@ class Unordered:
         """app-mcast: send as many of the messages at once as the declared rate allows now. Returns how many."""
         if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
-        sizes = list(map(len, messages))
-        if max(sizes, default=0) > self._policy.max_message:
-            raise MessageTooLarge(max(sizes), self._policy.max_message)
+        sizes = checked_sizes(messages, self._policy.max_message)
         self._submissions_waiting = True
         if now < self._timing.start_of(self.view.first_slot):
             return 0
         self._open_current_slot(now)
-        count = min(len(sizes), self._pacer.messages_left())
-        count = min(count, bisect_right(list(accumulate(sizes[:count])), self._pacer.bytes_left()))
+        count = count_fitting_messages(self._pacer, sizes)
         if count == 0:
             return 0
         self._submissions_waiting = count < len(sizes)
         messages, sizes = messages[:count], sizes[:count]
         self._pacer.record_sent(count, sum(sizes))
-        payloads: list[FramePayload] = self._packer.add(messages, sizes)
-        rest = self._packer.flush()
-        if rest is not None:
-            payloads.append(rest)
-        for position, payload in enumerate(payloads):
-            self._emit(now, payload, END_OF_SLOT if position == len(payloads) - 1 else 0)
+        *others, last = self._packer.pack_all(messages, sizes)
+        for payload in others:
+            self._send(now, payload, 0)
+        self._send(now, last, END_OF_SLOT)
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
-                violation = self.exchange.from_below(now, frame)
-                if violation is not None:
-                    self.events.append(violation)
-                self._multicast = self.exchange.reaches_all_by_multicast()
-                self._start_delivery()
+                self._receive_hello(now, frame)
+                self._start_deliver(now)
             return
         if frame.kind is not Kind.DATA:
             self.ignored["frame kind not used by this order"] += 1
@@ -155,18 +144,8 @@ class Unordered:
 
     def change_rate(self, now: int, rate: Rate) -> None:
         """new-rate: in force from the next slot on. Until then the larger of both rates is reserved."""
-        if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
-            return
-        self._policy.check_rate(rate)
-        new, old = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
-        self._reserver.reserve(
-            BandwidthReservation(
-                max(new.avg_bytes_per_s, old.avg_bytes_per_s),
-                max(new.burst_bytes_per_slot, old.burst_bytes_per_slot),
-                new.theta_ns,
-            )
-        )
-        self._new_rate = rate
+        if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
+            self._pacer.change_rate(rate)
 
     def leave(self, now: int) -> None:
         """Announce the departure, after all messages."""
@@ -175,35 +154,26 @@ class Unordered:
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
             self._leaving = True
             self._open_current_slot(now)
-            self._emit(now, None, END_OF_SLOT | LEAVING)
+            self._send(now, NO_MESSAGES, END_OF_SLOT | LEAVING)
 
     def wake(self, now: int) -> None:
         """Send HELLOs until the group starts, and open the current slot."""
-        if self.mode is Mode.LEFT:
-            return
-        if self.mode is Mode.GET_RATE:
-            self.mode = Mode.DET_RATE
-        self.exchange.wake(now)
-        self._start_delivery()
+        if self.exchange.next_hello_at is not None:
+            self._form(now)
         if self.mode is Mode.DELIVER_MESSAGES:
             self._open_current_slot(now)
             self._submissions_waiting = False
 
     def wake_at(self) -> int | None:
         """When the next HELLO is due, or the next slot if messages or a new rate wait for it."""
-        if self.mode is Mode.GET_RATE:
-            return 0
-        if self.mode is Mode.LEFT:
-            return None
-        due = self.exchange.wake_at()
-        times = [] if due is None else [due]
-        if self.mode is Mode.DELIVER_MESSAGES and (self._submissions_waiting or self._new_rate is not None):
-            times.append(max(self._timing.end_of(self._slot), self._timing.start_of(self.view.first_slot)))
-        return min(times, default=None)
+        next_slot_at = None
+        if self.mode is Mode.DELIVER_MESSAGES and (self._submissions_waiting or self._pacer.next_rate is not None):
+            next_slot_at = max(self._timing.end_of(self._slot), self._timing.start_of(self.view.first_slot))
+        return earliest((self.exchange.next_hello_at, next_slot_at))
 
     # -- starting and leaving --------------------------------------------------------------------------------
 
-    def _start_delivery(self) -> None:
+    def _start_deliver(self, now: int) -> None:
         """Start when the rates of all members are known, and deliver the frames that arrived before."""
         if self.mode is not Mode.DET_RATE or not self.exchange.complete:
             return
@@ -215,10 +185,6 @@ class Unordered:
         for frame in early:
             self._receive_data(frame)
 
-    def _depart(self, final_slot: int) -> None:
-        self.mode = Mode.LEFT
-        self.events.append(LeaveComplete(final_slot))
-
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _open_current_slot(self, now: int) -> None:
@@ -226,37 +192,15 @@ class Unordered:
         if slot <= self._slot:
             return
         self._slot, self._next_frame_number = slot, 0
-        self._pacer.open_slot(slot, self._new_rate)
-        if self._new_rate is not None:
-            self._reserver.reserve(reservation(self._policy, self._new_rate))
-            self._new_rate = None
+        self._pacer.enter_slot(slot)
 
-    def _emit(self, now: int, payload: FramePayload | None, flags: int) -> None:
-        body: bytes | memoryview = b""
-        if payload is not None and payload.fragment is not None:
-            body = payload.fragment
-            flags |= FRAGMENT
-            flags |= FIRST_FRAGMENT if payload.is_first_fragment else 0
-            flags |= MORE_FRAGMENTS if payload.has_more_fragments else 0
-        policy = self._policy
-        frame = Frame(
-            Kind.DATA,
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            self._slot,
-            self._next_frame_number,
-            flags,
-            self._pacer.rate.burst,
-            self._sequence,
-            now,
-            None if payload is None else payload.packed_messages,
-            body,
-            multicast=self._multicast,
+    def _send(self, now: int, payload: FramePayload, flags: int) -> None:
+        slot, number, burst = self._slot, self._next_frame_number, self._pacer.rate.burst
+        frame = payload.data_frame(
+            self._policy, now, slot, number, flags, burst=burst, sequence=self._sequence, multicast=self._multicast
         )
         self._next_frame_number += 1
-        if payload is not None:
-            self._sequence += payload.messages_completed
+        self._sequence += payload.messages_completed
         self.down.append(frame)
         if not self._uniform:
             self._deliver(frame)
@@ -264,7 +208,7 @@ class Unordered:
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _receive_data(self, frame: Frame) -> None:
-        if frame.epoch != self._policy.epoch or self.exchange.incarnation(frame.sender) != frame.incarnation:
+        if frame.epoch != self._policy.epoch or self.exchange.incarnations.get(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
             return
         self._deliver(frame)
@@ -305,31 +249,3 @@ class Unordered:
         """AppLatency: Δ, or 2Δ+Θ if delivery is uniform."""
         delta = self._timing.delta_ns
         return 2 * delta + self._timing.theta_ns if self._uniform else delta
-
-    def keeps_sending_to_departed(self) -> bool:
-        """Yes: a departed member cannot come back, but it may still broadcast copies that its peers need."""
-        return True
-
-    def gap_free(self) -> bool:
-        """No: there is no total order to be free of gaps. The checker checks agreement."""
-        return False
-
-    def waiting_for(self) -> tuple[int, ...]:
-        """The members that the rate exchange still waits for."""
-        return () if self.mode is Mode.DELIVER_MESSAGES else self.exchange.missing()
-
-    def running(self) -> bool:
-        """Whether the order accepts and delivers messages."""
-        return self.mode is Mode.DELIVER_MESSAGES
-
-    def why_not_formed(self) -> str:
-        """Why HELLOs of peers were refused; empty if none was."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
-
-    def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared at the start, or None."""
-        return self.exchange.rate(peer)
-
-    def by_multicast(self) -> bool:
-        """Whether every peer has received this member's HELLO by IP multicast."""
-        return self._multicast

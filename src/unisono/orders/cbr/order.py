@@ -19,24 +19,14 @@ the k of Lemma 4.1.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from unisono.errors import InvalidOption, MessageTooLarge
-from unisono.model.events import (
-    Batch,
-    LeaveComplete,
-    PackedMessages,
-    StackEvent,
-    View,
-    ViewChange,
-    Violation,
-    ViolationKind,
-)
+from unisono.errors import InvalidOption
+from unisono.model.events import Batch, LeaveComplete, PackedMessages, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.timing import Timing
+from unisono.model.timing import Throttle, Timing
 from unisono.model.units import NS_PER_S, Rate, Reserver
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
 from unisono.orders.cbr.turns import (
@@ -53,20 +43,10 @@ from unisono.orders.cbr.turns import (
     update_porder,
     whole_rate,
 )
-from unisono.orders.clock_reports import ClockReports
-from unisono.orders.formation import RateExchange
-from unisono.orders.packing import FramePayload, Packer, Rqueue, SlotFrames
+from unisono.orders.contract import OrderBase
+from unisono.orders.packing import NO_MESSAGES, FramePayload, Packer, Rqueue, SlotFrames, checked_sizes
 from unisono.wire.control import decode_hello
-from unisono.wire.frame import (
-    END_OF_SLOT,
-    FIRST_FRAGMENT,
-    FRAGMENT,
-    LEAVING,
-    MORE_FRAGMENTS,
-    Frame,
-    Kind,
-    ReassembledMessage,
-)
+from unisono.wire.frame import END_OF_SLOT, FRAGMENT, LEAVING, Frame, Kind, ReassembledMessage
 
 HORIZON_NS = NS_PER_S
 """Refuse frames of turns that are more than this and Γ ahead of our clock."""
@@ -138,29 +118,26 @@ CBR_RUNNING = frozenset({CbrMode.DELIVER_MESSAGES, CbrMode.RESERVE})
 # -- the automaton ---------------------------------------------------------------------------------------------------
 
 
-class Cbr(ClockReports):
+class Cbr(OrderBase):
     """The automaton of one member."""
+
+    gap_free = True
+    keeps_sending_to_departed = False  # a member that has left cannot come back
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         for field, asked in (("failures", policy.failures), ("loss_burst", policy.loss_burst), ("fec", policy.fec)):
             if asked:
                 raise InvalidOption(field, "the CBR order tolerates neither failures nor loss; use the order vbr")
-        super().__init__()
-        self.down: list[Frame] = []
-        self.events: list[StackEvent] = []
-        self.ignored: Counter[str] = Counter()
-        self.mode = CbrMode.GET_RATE
-        self.view = policy.view
         timing = policy.timing
         # The slots of the rate exchange are cycles, so all members start with the same cycle (000-7).
         cycles = Timing(timing.delta_ns, timing.gamma_ns, CYCLE_NS)
-        self.exchange = RateExchange(replace(policy, timing=cycles), check_clocks=True)
-        self.exchange.down = self.down
+        super().__init__(replace(policy, timing=cycles), check_clocks=True)
+        self.mode = CbrMode.GET_RATE
+        self.view = policy.view
         self._policy = policy
         self._timing = timing
         frames_per_turn(policy)
         self._renegotiation = RateRenegotiation(policy, reserver, self.down)
-        self._multicast = False
         # Sending.
         self._packer = Packer(policy.max_frame)
         self._squeue: bytes | None = None
@@ -188,6 +165,7 @@ class Cbr(ClockReports):
         self._index = 0
         self._late_reported = False
         self._late_checked_ns = 0
+        self._throttle = Throttle()
         self.window_slots = self._window_turns(self._renegotiation.rate)
 
     def _window_turns(self, rate: int) -> int:
@@ -201,9 +179,7 @@ class Cbr(ClockReports):
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Queue the message of the next turn, which may be due at this very instant. Returns how many were accepted."""
-        largest = max(map(len, messages), default=0)
-        if largest > self._policy.max_message:
-            raise MessageTooLarge(largest, self._policy.max_message)
+        checked_sizes(messages, self._policy.max_message)
         if CbrInput.SUBMIT not in CBR_ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
         accepted = 0
@@ -232,7 +208,7 @@ class Cbr(ClockReports):
             return
         if (CbrInput.DATA if frame.kind is Kind.DATA else CbrInput.RESERVATION) not in accepted_inputs:
             self.ignored[f"{frame.kind.name.lower()} in mode {self.mode}"] += 1
-        elif frame.epoch != self._policy.epoch or self.exchange.incarnation(frame.sender) != frame.incarnation:
+        elif frame.epoch != self._policy.epoch or self.exchange.incarnations.get(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
         elif self.mode in CBR_RUNNING and frame.sender not in self.rate:
             self.ignored["sender has left"] += 1
@@ -263,10 +239,7 @@ class Cbr(ClockReports):
                         Violation(ViolationKind.RATE_REFUSED, f"member {frame.sender} {problem}", frame.sender)
                     )
                 return
-        violation = self.exchange.from_below(now, frame)
-        if violation is not None:
-            self.events.append(violation)
-        self._multicast = self.exchange.reaches_all_by_multicast()
+        self._receive_hello(now, frame)
         self._start_deliver(now)
 
     def _on_data(self, frame: Frame) -> None:
@@ -327,7 +300,7 @@ class Cbr(ClockReports):
             return 0
         if self.mode is CbrMode.LEFT:
             return None
-        due = self.exchange.wake_at()
+        due = self.exchange.next_hello_at
         times = [] if due is None else [due]
         if self.mode in CBR_RUNNING:
             if self._sending:
@@ -387,17 +360,12 @@ class Cbr(ClockReports):
         if self._send_turn_index == 0:
             self._renegotiation.send_requests(now)
         message, self._squeue = self._squeue, None
-        payloads: list[FramePayload | None] = [None]
-        if message is not None:
-            payloads = [*self._packer.add([message], [len(message)]), self._packer.flush()]
-            if payloads[-1] is None:
-                payloads.pop()
+        payloads = [NO_MESSAGES] if message is None else self._packer.pack_all([message], [len(message)])
         last = self._send_turn_index == self._renegotiation.rate - 1
         declared = self._renegotiation.decide_next_rate() if last else self._renegotiation.declared_rate()
         last_flags = END_OF_SLOT | (LEAVING if last and self._leaving else 0)
         for number, payload in enumerate(payloads):
-            self._emit(now, number, payload, last_flags if number == len(payloads) - 1 else 0, declared)
-        self._sequence += message is not None
+            self._send_frame(now, number, payload, last_flags if number == len(payloads) - 1 else 0, declared)
         self._send_turn_index += 1
         if last:
             self._send_cycle, self._send_turn_index = self._send_cycle + 1, 0
@@ -405,31 +373,14 @@ class Cbr(ClockReports):
             if self._renegotiation.adopt_next_rate():
                 self._change_mode(CbrAction.RESERVE)
 
-    def _emit(self, now: int, number: int, payload: FramePayload | None, flags: int, declared: int) -> None:
-        body: bytes | memoryview = b""
-        if payload is not None and payload.fragment is not None:
-            body = payload.fragment
-            flags |= FRAGMENT
-            flags |= FIRST_FRAGMENT if payload.is_first_fragment else 0
-            flags |= MORE_FRAGMENTS if payload.has_more_fragments else 0
-        policy = self._policy
-        frame = Frame(
-            Kind.DATA,
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            turn_number(self._send_cycle, self._send_turn_index),
-            number,
-            flags,
-            declared,
-            self._sequence,
-            now,
-            None if payload is None else payload.packed_messages,
-            body,
-            multicast=self._multicast,
+    def _send_frame(self, now: int, number: int, payload: FramePayload, flags: int, declared: int) -> None:
+        turn = turn_number(self._send_cycle, self._send_turn_index)
+        frame = payload.data_frame(
+            self._policy, now, turn, number, flags, burst=declared, sequence=self._sequence, multicast=self._multicast
         )
+        self._sequence += payload.messages_completed
         self.down.append(frame)
-        self._rqueues[policy.member].add(frame)
+        self._rqueues[self._policy.member].add(frame)
 
     # -- delivering ------------------------------------------------------------------------------------------
 
@@ -503,7 +454,8 @@ class Cbr(ClockReports):
         turn = self._turns_processed[sender]
         slot = self._timing.slot_of(due_ns(self.cycle, turn, self.rate[sender]))
         text = f"its turn {turn} of cycle {self.cycle} has not arrived Δ+Γ after it was due"
-        self._report_late(now, sender, slot, text)
+        if self._throttle.first_in_a_while(now, sender):
+            self.events.append(Violation(ViolationKind.LATE, f"waiting for member {sender}: {text}", sender, slot))
 
     # -- questions -------------------------------------------------------------------------------------------
 
@@ -515,18 +467,6 @@ class Cbr(ClockReports):
         """AppLatency from submission, at the present rates: Theorem 1 plus a period of the slowest member."""
         known = [*self.rate.values(), self._renegotiation.rate, self._renegotiation.declared_rate()]
         return latency_bound_ns(self._timing, min(known))
-
-    def keeps_sending_to_departed(self) -> bool:
-        """No: a member that has left cannot come back."""
-        return False
-
-    def gap_free(self) -> bool:
-        """Yes: without failures there are no gaps (Definition 1)."""
-        return True
-
-    def waiting_for(self) -> tuple[int, ...]:
-        """The members that the rate exchange still waits for."""
-        return () if self.mode in CBR_RUNNING else self.exchange.missing()
 
     def running(self) -> bool:
         """Whether the order accepts and delivers messages."""
@@ -546,7 +486,3 @@ class Cbr(ClockReports):
             return 0
         next_turn_ns = self._late_checked_ns if self._late_reported else self._late_at() - turn_bound_ns(self._timing)
         return max(0, self._timing.slot_of(next_turn_ns) - 1)
-
-    def by_multicast(self) -> bool:
-        """Whether every peer has received this member's HELLO by IP multicast."""
-        return self._multicast

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
-from unisono.agreement.paxos.consensus import Consensus
+from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
@@ -55,6 +54,7 @@ from unisono.orders.final.messages import (
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
+from unisono.orders.over_consensus import build_consensus
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.frame import HEADER_BYTES, Frame
 
@@ -79,6 +79,8 @@ LEAVE_TIMEOUT_NS = 500 * NS_PER_MS
 class FinalOrder:
     """The automaton of one member: the inner order, and the agreement on its deliveries."""
 
+    keeps_sending_to_departed = True  # an unresponsive member may come back, and then lacks final messages
+
     def __init__(self, inner: ClockBasedOrder, policy: Policy, stored_records: StoredRecords | None = None) -> None:
         self.inner = inner
         self.down: list[Frame] = inner.down
@@ -86,22 +88,13 @@ class FinalOrder:
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = inner.ignored
         self.window_slots = inner.window_slots
+        self.gap_free = inner.gap_free
+        """Whether early deliveries are guaranteed to have no gaps; final ones always are."""
         self.now = 0
         """The time of the last input."""
         self.has_left = False
-        self.consensus = Consensus(
-            policy.member,
-            policy.view.members,
-            every_ns=heartbeat_interval_ns(policy.timing),
-            retry_ns=retry_interval_ns(policy.timing),
-            max_frame=policy.max_frame,
-            incarnation=policy.incarnation,
-            epoch=policy.epoch,
-            window=WINDOW,
-            retain=RETAINED_INSTANCES,
-            stored_records=stored_records,
-            batch_replies=True,
-        )
+        members, retain = policy.view.members, RETAINED_INSTANCES
+        self.consensus = build_consensus(policy, members, stored_records, window=WINDOW, retain=retain)
         self.writes: list[Write] = self.consensus.writes
         self.log = FinalLog()
         self.store = MessageStore()
@@ -514,14 +507,6 @@ class FinalOrder:
     def bound_ns(self) -> int:
         """The latency bound of early deliveries; final deliveries have none."""
         return self.inner.bound_ns()
-
-    def gap_free(self) -> bool:
-        """Whether early deliveries are guaranteed to have no gaps; final ones always are."""
-        return self.inner.gap_free()
-
-    def keeps_sending_to_departed(self) -> bool:
-        """An unresponsive member may come back, and then lacks final messages."""
-        return True
 
     def waiting_for(self) -> tuple[int, ...]:
         """The members that the inner order waits for."""

@@ -8,29 +8,16 @@ what can be ordered, until nothing changes any more.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections import Counter
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
-from unisono.errors import MessageTooLarge, ReservationRefused
-from unisono.model.events import (
-    Batch,
-    LeaveComplete,
-    PackedMessages,
-    StackEvent,
-    View,
-    ViewChange,
-    Violation,
-    ViolationKind,
-)
+from unisono.errors import ReservationRefused
+from unisono.model.events import Batch, PackedMessages, View, ViewChange, Violation, ViolationKind
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import BandwidthReservation, Rate, Reserver, duration_text
-from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.formation import RateExchange
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
 from unisono.orders.leader.election import (
     LeaderElection,
     MissingFrames,
@@ -40,7 +27,7 @@ from unisono.orders.leader.election import (
 )
 from unisono.orders.leader.messages import ORDERED_BYTES, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.packing import FramePayload, Pacer, Packer
+from unisono.orders.packing import FramePayload, Packer, ReservedPacer, checked_sizes
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
     FRAGMENT,
@@ -56,14 +43,6 @@ from unisono.wire.frame import (
 _ELECTION_KINDS = frozenset(
     {Kind.STREAM_HEARTBEAT, Kind.VOTE_REQUEST, Kind.VOTE, Kind.RETRANSMIT_REQUEST, Kind.ORDERED}
 )
-
-
-def count_fitting_messages(pacer: Pacer, sizes: list[int]) -> int:
-    """How many messages of these sizes, starting with the first, still fit into the current slot."""
-    count = min(len(sizes), pacer.messages_left())
-    if sum(sizes[:count]) <= pacer.bytes_left():
-        return count
-    return bisect_right(list(accumulate(sizes[:count])), pacer.bytes_left())
 
 
 class FragmentAssembler:
@@ -88,19 +67,16 @@ class FragmentAssembler:
         return ReassembledMessage(fragments)
 
 
-class LeaderOrderBase(ABC):
+class LeaderOrderBase(VariableRateBase):
     """The automaton of one member, except for what the leader does for a message."""
 
+    gap_free = True  # survivors deliver all messages of survivors, also if the leader crashes
+    keeps_sending_to_departed = True  # a removed member may come back, and needs this member's frames for that
     blocks_on_any_crash = False
     """Whether a crash also stops the order if the crashed member did not lead, until the leader removes it."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
-        self.down: list[Frame] = []
-        self.events: list[StackEvent] = []
-        self.ignored: Counter[str] = Counter()
-        self.mode = Mode.GET_RATE
-        self.view = policy.view
-        self.exchange = RateExchange(policy)
+        super().__init__(policy)
         self.election = LeaderElection(
             policy,
             self.down,
@@ -109,15 +85,11 @@ class LeaderOrderBase(ABC):
             last_frames_of=self._last_frames_of,
             missing_frames_of=self._missing_frames_of,
         )
-        self._policy = policy
         self._timing = policy.timing
-        self._reserver = reserver
         self._reserved_as_leader = self.election.leading
-        reserver.reserve(self._reservation(policy.rate))
+        self._pacer = ReservedPacer(policy, reserver, self._reservation)
         self._packer = Packer(policy.max_frame - ORDERED_BYTES)
-        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
         self._fragments = FragmentAssembler(policy.view.members)
-        self._new_rate: Rate | None = None
         self._sequence = 0
         self._index = 0
         self._leaving = False
@@ -178,10 +150,7 @@ class LeaderOrderBase(ABC):
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Accept as many messages as the declared rate allows; their frames leave at once. Returns how many."""
-        sizes = list(map(len, messages))
-        largest = max(sizes, default=0)
-        if largest > self._policy.max_message:
-            raise MessageTooLarge(largest, self._policy.max_message)
+        sizes = checked_sizes(messages, self._policy.max_message)
         if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving or not sizes:
             return 0
         self.election.detect_own_pause(now)
@@ -197,17 +166,14 @@ class LeaderOrderBase(ABC):
         """net-receive."""
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
-                violation = self.exchange.from_below(now, frame)
-                self._send_hellos()
-                if violation is not None:
-                    self.events.append(violation)
-                self.election.frame_sender.uses_multicast = self.exchange.reaches_all_by_multicast()
+                self._receive_hello(now, frame)
+                self.election.frame_sender.uses_multicast = self._multicast
                 self._start_deliver(now)
             return
         if Input.DATA not in ACCEPTED_INPUTS[self.mode]:
             self.ignored["data in mode " + self.mode] += 1
             return
-        if frame.epoch != self._policy.epoch or self.exchange.incarnation(frame.sender) != frame.incarnation:
+        if frame.epoch != self._policy.epoch or self.exchange.incarnations.get(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
             return
         if frame.kind in _ELECTION_KINDS:
@@ -219,40 +185,24 @@ class LeaderOrderBase(ABC):
 
     def change_rate(self, now: int, rate: Rate) -> None:
         """new-rate: takes effect with the next slot. Until then the larger of both rates is reserved."""
-        if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
-            return
-        self._policy.check_rate(rate)
-        new, current = self._reservation(rate), self._reservation(self._pacer.rate)
-        self._reserver.reserve(
-            BandwidthReservation(
-                max(new.avg_bytes_per_s, current.avg_bytes_per_s),
-                max(new.burst_bytes_per_slot, current.burst_bytes_per_slot),
-                new.theta_ns,
-            )
-        )
-        self._new_rate = rate
+        if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
+            self._pacer.change_rate(rate)
 
     def leave(self, now: int) -> None:
         """Depart when all accepted messages have their position. If a leader departs, an election follows."""
-        if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
+        if self._leaving:
+            return
+        if not self.running() or not self.election.membership.is_current_member(self._policy.member):
             self._depart(self._timing.slot_of(now))
-        elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
-            self._leaving = True
-            if not self.election.membership.is_current_member(self._policy.member):
-                self._depart(self._timing.slot_of(now))
-                return
-            self._send_leaving_frame(now)
-            self._deliver_and_order(now)
+            return
+        self._leaving = True
+        self._send_leaving_frame(now)
+        self._deliver_and_order(now)
 
     def wake(self, now: int) -> None:
         """Handle the timers that are due."""
-        if self.mode is Mode.LEFT:
-            return
-        if self.mode is Mode.GET_RATE:
-            self.mode = Mode.DET_RATE
-        self.exchange.wake(now)
-        self._send_hellos()
-        self._start_deliver(now)
+        if self.exchange.next_hello_at is not None:
+            self._form(now)
         if self.mode is Mode.DELIVER_MESSAGES:
             self.election.wake(now)
             self._deliver_and_order(now)
@@ -260,20 +210,12 @@ class LeaderOrderBase(ABC):
 
     def wake_at(self) -> int | None:
         """The time of the next HELLO, heartbeat or time-out, or of the order's own timer."""
-        if self.mode is Mode.GET_RATE:
-            return 0
-        if self.mode is Mode.LEFT:
-            return None
-        times = [self.exchange.wake_at()]
+        times = [self.exchange.next_hello_at]
         if self.mode is Mode.DELIVER_MESSAGES:
             times += [self.election.wake_at(), self._order_timer_at()]
         return earliest(times)
 
     # -- start and departure ---------------------------------------------------------------------------------
-
-    def _send_hellos(self) -> None:
-        self.down += self.exchange.down
-        self.exchange.down.clear()
 
     def _start_deliver(self, now: int) -> None:
         """start-deliver: every rate is known. The order does not wait for a slot, since it compares no clocks."""
@@ -302,54 +244,17 @@ class LeaderOrderBase(ABC):
             # Every member is leaving: no member remains that could remove the last one.
             self._depart(self._timing.slot_of(now))
 
-    def _depart(self, final_slot: int) -> None:
-        if self.mode is not Mode.LEFT:
-            self.mode = Mode.LEFT
-            self.events.append(LeaveComplete(final_slot))
-
     # -- sending ---------------------------------------------------------------------------------------------
-
-    def _adopt_rate(self, slot: int) -> None:
-        """Open the pacer's slot; a new rate takes effect with it."""
-        self._pacer.open_slot(slot, self._new_rate)
-        if self._new_rate is not None:
-            self._reserver.reserve(self._reservation(self._new_rate))
-            self._new_rate = None
 
     def _pack(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
         """Pack all these messages into frames; the packer keeps nothing back."""
         self._pacer.record_sent(len(sizes), sum(sizes))
-        payloads = self._packer.add(messages, sizes)
-        last = self._packer.flush()
-        return payloads if last is None else [*payloads, last]
+        return self._packer.pack_all(messages, sizes)
 
-    def _data_frame(self, now: int, payload: FramePayload | None, *, slot: int, number: int, flags: int) -> Frame:
-        packed_messages: PackedMessages | None = None
-        body: bytes | memoryview = b""
-        if payload is not None:
-            packed_messages = payload.packed_messages
-            if payload.fragment is not None:
-                body = payload.fragment
-                flags |= FRAGMENT
-                flags |= FIRST_FRAGMENT if payload.is_first_fragment else 0
-                flags |= MORE_FRAGMENTS if payload.has_more_fragments else 0
-        policy = self._policy
-        frame = Frame(
-            Kind.DATA,
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            slot,
-            number,
-            flags,
-            self._pacer.rate.burst,
-            self._sequence,
-            now,
-            packed_messages,
-            body,
-        )
-        if payload is not None:
-            self._sequence += payload.messages_completed
+    def _data_frame(self, now: int, payload: FramePayload, *, slot: int, number: int, flags: int) -> Frame:
+        burst = self._pacer.rate.burst
+        frame = payload.data_frame(self._policy, now, slot, number, flags, burst=burst, sequence=self._sequence)
+        self._sequence += payload.messages_completed
         return frame
 
     def _reserve_as_leader(self) -> None:
@@ -358,7 +263,7 @@ class LeaderOrderBase(ABC):
             return
         self._reserved_as_leader = self.election.leading
         try:
-            self._reserver.reserve(self._reservation(self._pacer.rate))
+            self._pacer.reserve()
         except ReservationRefused as refused:
             text = f"this member leads without the bandwidth that a leader needs: {refused}"
             self.events.append(Violation(ViolationKind.RESERVATION_REFUSED, text, self._policy.member))
@@ -409,34 +314,6 @@ class LeaderOrderBase(ABC):
     def latest_slot(self, now: int) -> int:
         """Any slot that a clock can show, since the order compares no clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
-
-    def keeps_sending_to_departed(self) -> bool:
-        """A removed member may come back, and needs this member's frames for that."""
-        return True
-
-    def gap_free(self) -> bool:
-        """Survivors deliver all messages of survivors, also if the leader crashes (Definition 1)."""
-        return True
-
-    def waiting_for(self) -> tuple[int, ...]:
-        """Members whose HELLO is still missing."""
-        return () if self.mode is Mode.DELIVER_MESSAGES else self.exchange.missing()
-
-    def running(self) -> bool:
-        """Whether the order is in DeliverMessages."""
-        return self.mode is Mode.DELIVER_MESSAGES
-
-    def why_not_formed(self) -> str:
-        """Why this member refused peers' HELLOs."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
-
-    def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared at the start."""
-        return self.exchange.rate(peer)
-
-    def by_multicast(self) -> bool:
-        """Whether every peer receives this member's IP multicast."""
-        return self.election.frame_sender.uses_multicast
 
     def leader_change_bound_ns(self) -> int:
         """For how long nothing is ordered at most when the leader crashes."""

@@ -23,11 +23,11 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
 from unisono.orders.contract import Mode
-from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
+from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MissingFrames
 from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.packing import FramePayload, reservation
+from unisono.orders.packing import NO_MESSAGES, FramePayload, count_fitting_messages, reservation
 from unisono.wire.frame import (
     END_OF_SLOT,
     HEADER_BYTES,
@@ -80,7 +80,7 @@ class LeaderBroadcast(LeaderOrderBase):
         slot = self._timing.slot_of(now)
         if slot > self._paced_slot:
             self._paced_slot = slot
-            self._adopt_rate(slot)
+            self._pacer.enter_slot(slot)
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0 or len(self._pending_frames) >= MAX_PENDING_FRAMES:
             return 0
@@ -89,9 +89,9 @@ class LeaderBroadcast(LeaderOrderBase):
         return count
 
     def _send_leaving_frame(self, now: int) -> None:
-        self._send(now, None, END_OF_SLOT | LEAVING)
+        self._send(now, NO_MESSAGES, END_OF_SLOT | LEAVING)
 
-    def _send(self, now: int, payload: FramePayload | None, flags: int) -> None:
+    def _send(self, now: int, payload: FramePayload, flags: int) -> None:
         frame = self._data_frame(
             now, payload, slot=self._timing.slot_of(now), number=self._next_number % FRAME_NUMBER_MODULUS, flags=flags
         )

@@ -27,7 +27,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
 from unisono.orders.contract import Mode
-from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
+from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS, MissingFrames
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
@@ -40,7 +40,7 @@ from unisono.orders.leader.messages import (
     encode_stamp_request,
 )
 from unisono.orders.leader.stream import RETAINED_ENTRIES, StreamEntry
-from unisono.orders.packing import FramePayload, Rqueue, SlotFrames, reservation
+from unisono.orders.packing import NO_MESSAGES, FramePayload, Rqueue, SlotFrames, count_fitting_messages, reservation
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
 
 MAX_PENDING_REQUESTS = 1 << 10
@@ -149,7 +149,7 @@ class TimestampLeader(LeaderOrderBase):
             or self._frames_to_resend
         ):
             return False
-        self._adopt_rate(slot)
+        self._pacer.enter_slot(slot)
         stamps = self._pacer.messages_left()
         if stamps == 0:
             return False
@@ -188,7 +188,7 @@ class TimestampLeader(LeaderOrderBase):
         else:
             self.down.append(replace(frame, to=leader))
 
-    def _send(self, now: int, payload: FramePayload | None, flags: int) -> None:
+    def _send(self, now: int, payload: FramePayload, flags: int) -> None:
         self._multicast_frame(
             self._data_frame(now, payload, slot=self._current_request, number=self._next_number, flags=flags)
         )
@@ -204,12 +204,12 @@ class TimestampLeader(LeaderOrderBase):
     def _close_if_due(self, now: int) -> None:
         """Release the unused stamps when Θ is over. A message submitted at this instant can open the next request."""
         if self._request_closes_at is not None and now >= self._request_closes_at:
-            self._send(now, None, END_OF_SLOT)
+            self._send(now, NO_MESSAGES, END_OF_SLOT)
 
     def _send_leaving_frame(self, now: int) -> None:
         if self._request_closes_at is None:
             self._request_stamps(now, max(self._current_request + 1, self._timing.slot_of(now)), 1)
-        self._send(now, None, END_OF_SLOT | LEAVING)
+        self._send(now, NO_MESSAGES, END_OF_SLOT | LEAVING)
 
     def _oldest_pending_slot(self) -> int | None:
         return self._pending_requests[0].request if self._pending_requests else None

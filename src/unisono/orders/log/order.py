@@ -22,25 +22,25 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
-from unisono.agreement.paxos.consensus import Consensus
+from unisono.agreement.failure_detector import heartbeat_interval_ns
 from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
-from unisono.errors import MessageTooLarge, StorageError
+from unisono.errors import StorageError
 from unisono.model.effects import StoredRecords
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.orders.contract import Mode
-from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.log.bounds import consensus_latency_bound_ns
-from unisono.orders.over_consensus import ConsensusOrderBase
+from unisono.orders.over_consensus import ConsensusOrderBase, build_consensus
 from unisono.orders.packing import (
     BUNDLE_OVERHEAD_BYTES,
     Bundle,
     LogState,
-    Pacer,
     Packer,
+    ReservedPacer,
     SenderState,
+    checked_sizes,
+    count_fitting_messages,
     decode_bundle,
     decode_log_state,
     decode_log_value,
@@ -50,7 +50,6 @@ from unisono.orders.packing import (
     reservation,
 )
 from unisono.wire.frame import (
-    FIRST_FRAGMENT,
     FRAGMENT,
     HEADER_BYTES,
     MORE_FRAGMENTS,
@@ -79,31 +78,14 @@ class ConsensusOrder(ConsensusOrderBase):
     """The automaton of one member."""
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:
-        consensus = Consensus(
-            policy.member,
-            policy.view.members,
-            every_ns=heartbeat_interval_ns(policy.timing),
-            retry_ns=retry_interval_ns(policy.timing),
-            max_frame=policy.max_frame,
-            incarnation=policy.incarnation,
-            epoch=policy.epoch,
-            window=WINDOW,
-            retain=COMPACT_EVERY_INSTANCES,
-            stored_records=stored_records,
-            batch_replies=True,
-        )
-        super().__init__(policy, consensus)
+        members, retain = policy.view.members, COMPACT_EVERY_INSTANCES
+        consensus = build_consensus(policy, members, stored_records, window=WINDOW, retain=retain)
+        super().__init__(policy, consensus, consensus_latency_bound_ns(policy.timing))
         self.writes = consensus.writes  # the same list: this order writes nothing besides what consensus writes
         self.log = AgreedLog()
-        self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
-        self._leaving_since: int | None = None
-        self._leader_changes_seen = 0
         # Sending.
-        self._reserver = reserver
-        reserver.reserve(self._reservation(policy.rate))
-        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
+        self._pacer = ReservedPacer(policy, reserver, self._reservation)
         self._packer = Packer(self.consensus.max_value_bytes - BUNDLE_OVERHEAD_BYTES + HEADER_BYTES)
-        self._pending_rate: Rate | None = None
         self._paced_slot = 0
         self._next_serial = self._next_sequence = 0
         self._undecided: deque[tuple[int, int, bytes]] = deque()
@@ -129,39 +111,21 @@ class ConsensusOrder(ConsensusOrderBase):
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Accept as many messages as the declared rate allows, or none if too many bundles are undecided."""
-        sizes = list(map(len, messages))
-        largest = max(sizes, default=0)
-        if largest > self._policy.max_message:
-            raise MessageTooLarge(largest, self._policy.max_message)
+        sizes = checked_sizes(messages, self._policy.max_message)
         if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None or not sizes:
             return 0
         slot = self._timing.slot_of(now)
         if slot > self._paced_slot:
             self._paced_slot = slot
-            self._pacer.open_slot(slot, self._pending_rate)
-            if self._pending_rate is not None:
-                self._reserver.reserve(self._reservation(self._pending_rate))
-                self._pending_rate = None
+            self._pacer.enter_slot(slot)
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0 or len(self._undecided) >= BUNDLES_MAX:
             return 0
         self._pacer.record_sent(count, sum(sizes[:count]))
         if not self._undecided:
             self._forwarded_at = now
-        payloads = self._packer.add(messages[:count], sizes[:count])
-        rest = self._packer.flush()
-        for payload in payloads if rest is None else [*payloads, rest]:
-            flags, body = 0, b""
-            if payload.packed_messages is not None:
-                body = b"".join(payload.packed_messages.parts())
-            elif payload.fragment is not None:
-                body = bytes(payload.fragment)
-                flags = (
-                    FRAGMENT
-                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
-                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0)
-                )
-            self._queue_bundle(slot, flags, body)
+        for payload in self._packer.pack_all(messages[:count], sizes[:count]):
+            self._queue_bundle(slot, payload.flags, payload.encoded())
             self._next_sequence += payload.messages_completed
         self.now, self.has_pending_input = now, True
         self._forward(now)
@@ -199,48 +163,15 @@ class ConsensusOrder(ConsensusOrderBase):
 
     def change_rate(self, now: int, rate: Rate) -> None:
         """new-rate: use a rate from the next slot on. Until then, reserve bandwidth for the larger of both rates."""
-        self._policy.check_rate(rate)
-        asked, held = self._reservation(rate), self._reservation(self._pacer.rate)
-        larger = max(asked, held, key=lambda r: r.burst_bytes_per_slot)
-        average = max(asked.avg_bytes_per_s, held.avg_bytes_per_s)
-        self._reserver.reserve(BandwidthReservation(average, larger.burst_bytes_per_slot, asked.theta_ns))
-        self._pending_rate = rate
+        self._pacer.change_rate(rate)
 
-    def leave(self, now: int) -> None:
-        """Leave when all submitted messages are in the log. The others still need a majority of all members."""
-        if self._leaving_since is None:
-            self._leaving_since = self.now = now
-            self.has_pending_input = True
+    # -- parts of flush --------------------------------------------------------------------------------------
 
-    def bound_ns(self) -> int:
-        """The latency bound while no member fails and no frame is lost."""
-        return consensus_latency_bound_ns(self._timing)
-
-    # -- flush: propose, decide, deliver ---------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Process all input since the last call as one batch, and queue frames, records and deliveries."""
-        now, consensus = self.now, self.consensus
-        if self.mode is Mode.LEFT or not self.has_pending_input:
-            return
-        self.has_pending_input = False
-        if consensus.leader_changes != self._leader_changes_seen:
-            self._leader_changes_seen = consensus.leader_changes
-            self._on_leader_change(now)
-        progress = True
-        while progress:
-            if consensus.forwarded:
-                self._accept_forwarded(consensus.forwarded)
-                consensus.forwarded.clear()
-            progress = consensus.is_leader and self._propose(now)
-            consensus.flush(now)
-            if consensus.decisions:
-                decisions, consensus.decisions[:] = consensus.decisions[:], []
-                self._apply_decisions(now, decisions)
-                progress = True
-        if consensus.down:
-            self.down += consensus.down
-            consensus.down.clear()
+    def _finish_flush(self, now: int) -> None:
+        """Pass on the frames of consensus, and leave if that is due."""
+        if self.consensus.down:
+            self.down += self.consensus.down
+            self.consensus.down.clear()
         if self._leaving_since is not None:
             self._leave_if_done(now)
 
@@ -302,8 +233,11 @@ class ConsensusOrder(ConsensusOrderBase):
     def _propose(self, now: int) -> bool:
         """Propose as many queued bundles as fit in one value, for the next instance. False if none can be proposed."""
         consensus = self.consensus
+        if consensus.forwarded:
+            self._accept_forwarded(consensus.forwarded)
+            consensus.forwarded.clear()
         k = consensus.next_free
-        if not self._to_propose or k > consensus.decided + consensus.window:
+        if not self._to_propose or not consensus.is_leader or k > consensus.decided + consensus.window:
             return False
         space = min(consensus.max_value_bytes, VALUE_TARGET_BYTES) - BUNDLE_OVERHEAD_BYTES
         bundles: list[bytes] = []

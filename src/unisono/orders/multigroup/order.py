@@ -28,8 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
-from unisono.agreement.paxos.consensus import Consensus
+from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.errors import DestinationNotAllowed, InvalidOption, StorageError
 from unisono.model.effects import StoredRecords
@@ -77,7 +76,7 @@ from unisono.orders.multigroup.messages import (
 )
 from unisono.orders.multigroup.streams import GroupStreams, MulticastSender, relay_of
 from unisono.orders.multigroup.topology_change import TopologyExchange
-from unisono.orders.over_consensus import ConsensusOrderBase
+from unisono.orders.over_consensus import ConsensusOrderBase, build_consensus
 from unisono.orders.packing import Bundle
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
@@ -117,15 +116,16 @@ class QuasiGenuine(ConsensusOrderBase):
         self._members_of = {group: tuple(topology.groups[name]) for group, name in enumerate(topology.names)}
         self._group_of_member = {member: topology.index(topology.group_of(member)) for member in topology.members}
         group_members = self._members_of[self.own_group]
-        consensus = _build_consensus(policy, group_members, stored_records)
-        super().__init__(policy, consensus)
+        records = consensus_records(stored_records)
+        consensus = build_consensus(policy, group_members, records, window=WINDOW, retain=COMPACT_EVERY_INSTANCES)
+        super().__init__(policy, consensus, quasi_genuine_latency_bound_ns(policy.timing, self.multigroup))
         retry_ns = retry_interval_ns(policy.timing)
         self._on_demand = self.multigroup.liveness == "on_demand"
 
         self.barrier_requests = BarrierRequests(topology, self.own_group_name)
         receivers, senders = self.barrier_requests.receivers, self.barrier_requests.senders
         self.barrier_queue = BarrierQueue(self.own_group, senders)
-        self.barrier_retry = BarrierRetry(retry_ns if self._on_demand else max(retry_ns, self.bound_ns()))
+        self.barrier_retry = BarrierRetry(retry_ns if self._on_demand else max(retry_ns, self._bound_ns))
         self.log = GroupLog(self.own_group, receivers, senders, group_members)
         self.proposals = PendingProposals()
         self.proposer = GroupProposer(self.multigroup, self.log, self.proposals, self.barrier_requests)
@@ -141,10 +141,8 @@ class QuasiGenuine(ConsensusOrderBase):
             OptimisticDelivery(self.wait_window, policy.timing) if self.multigroup.optimistic else None
         )
         self.unpacker = BundleUnpacker(policy.timing, None if self.optimistic_delivery is None else Grade.FINAL)
-        self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
 
-        self._forwarded_at = self._leader_changes_seen = 0
-        self._leaving_since: int | None = None
+        self._forwarded_at = 0
         self._known_leaders: dict[int, int] = {}
         """By other group, the member that seems to lead it."""
         self._pending_acks: dict[tuple[int, int], None] = {}
@@ -258,12 +256,6 @@ class QuasiGenuine(ConsensusOrderBase):
         """new-rate: in force from the next slot on."""
         self.message_sender.change_rate(rate)
 
-    def leave(self, now: int) -> None:
-        """Depart once all accepted messages are decided. The group still needs a majority of all its members."""
-        if self._leaving_since is None:
-            self._leaving_since = self.now = now
-            self.has_pending_input = True
-
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _forward(self, now: int) -> None:
@@ -365,23 +357,9 @@ class QuasiGenuine(ConsensusOrderBase):
 
     # -- agreeing --------------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Process all input since the last call as one batch, and queue the replies."""
-        now, consensus = self.now, self.consensus
-        if self.mode is Mode.LEFT or not self.has_pending_input:
-            return
-        self.has_pending_input = False
-        if consensus.leader_changes != self._leader_changes_seen:
-            self._leader_changes_seen = consensus.leader_changes
-            self._on_leader_change(now)
-        progress = True
-        while progress:
-            progress = consensus.is_leader and self._propose(now)
-            consensus.flush(now)
-            if consensus.decisions:
-                decisions, consensus.decisions[:] = consensus.decisions[:], []
-                self._apply_decisions(now, decisions)
-                progress = True
+    def _finish_flush(self, now: int) -> None:
+        """Deliver, send to other groups, and pass on the frames and records of consensus."""
+        consensus = self.consensus
         self._deliver(now)
         relay = relay_of(consensus.members, consensus.leader)
         if consensus.is_leader:
@@ -404,9 +382,9 @@ class QuasiGenuine(ConsensusOrderBase):
 
     def _propose(self, now: int) -> bool:
         """Propose the next value, if there is one; topology messages get a value of their own."""
-        if not self._has_free_instance():
-            return False
         consensus = self.consensus
+        if not consensus.is_leader or not self._has_free_instance():
+            return False
         items: list[Item] = [*self.topology_exchange.pop_to_propose()]
         if not items:
             items = self.proposer.next_items(now, self.wait_window.ns, consensus.max_value_bytes)
@@ -602,10 +580,6 @@ class QuasiGenuine(ConsensusOrderBase):
             self.mode = Mode.LEFT
             self.events.append(LeaveComplete(self.unpacker.slot))
 
-    def bound_ns(self) -> int:
-        """The latency bound while no member fails and no datagram is lost."""
-        return quasi_genuine_latency_bound_ns(self._timing, self.multigroup)
-
     def counters(self) -> Mapping[str, int]:
         """Bundles that were not delivered early, because they were late or held a fragment."""
         early = self.optimistic_delivery
@@ -650,23 +624,6 @@ class QuasiGenuine(ConsensusOrderBase):
             self._restarted = True
             self.message_sender.send_control(0, ConfirmTopology(self.log.topology.version))
             self._apply_topology_changes(0, leads=False)
-
-
-def _build_consensus(policy: Policy, group_members: tuple[int, ...], stored_records: StoredRecords | None) -> Consensus:
-    """The consensus of the own group, continued from its stored records."""
-    return Consensus(
-        policy.member,
-        group_members,
-        every_ns=heartbeat_interval_ns(policy.timing),
-        retry_ns=retry_interval_ns(policy.timing),
-        max_frame=policy.max_frame,
-        incarnation=policy.incarnation,
-        epoch=policy.epoch,
-        window=WINDOW,
-        retain=COMPACT_EVERY_INSTANCES,
-        stored_records=consensus_records(stored_records),
-        batch_replies=True,
-    )
 
 
 class BundleUnpacker:

@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unisono.errors import MessageTooLarge
 from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.units import Rate, Reserver
-from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.multigroup.group_log import GroupLog, OutgoingStream
 from unisono.orders.multigroup.messages import (
     CAST_BYTES,
@@ -36,8 +34,17 @@ from unisono.orders.multigroup.messages import (
     stamp_of,
 )
 from unisono.orders.multigroup.topology_change import LinkState
-from unisono.orders.packing import BUNDLE_OVERHEAD_BYTES, Bundle, Pacer, Packer, encode_bundle, reservation
-from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, Frame, Kind
+from unisono.orders.packing import (
+    BUNDLE_OVERHEAD_BYTES,
+    Bundle,
+    Pacer,
+    Packer,
+    checked_sizes,
+    count_fitting_messages,
+    encode_bundle,
+    reservation,
+)
+from unisono.wire.frame import HEADER_BYTES, Frame, Kind
 
 BUNDLES_MAX = 1 << 10
 """Accept no more messages while this many of a member's bundles are undecided."""
@@ -88,10 +95,7 @@ class MulticastSender:
 
     def submit(self, now: int, messages: Sequence[bytes], mask: int) -> int:
         """Accept messages for these groups, as many as the rate allows; none while too many bundles are undecided."""
-        sizes = list(map(len, messages))
-        largest = max(sizes, default=0)
-        if largest > self._policy.max_message:
-            raise MessageTooLarge(largest, self._policy.max_message)
+        sizes = checked_sizes(messages, self._policy.max_message)
         slot = self._policy.timing.slot_of(now)
         if slot > self._paced_slot:
             self._paced_slot = slot
@@ -107,20 +111,8 @@ class MulticastSender:
 
     def _pack(self, now: int, messages: Sequence[bytes], sizes: list[int], mask: int) -> None:
         """Pack messages into as few bundles as possible, each with its own timestamp."""
-        payloads = self._packer.add(messages, sizes)
-        last = self._packer.flush()
-        for payload in payloads if last is None else [*payloads, last]:
-            flags, body = 0, b""
-            if payload.packed_messages is not None:
-                body = b"".join(payload.packed_messages.parts())
-            elif payload.fragment is not None:
-                body = bytes(payload.fragment)
-                flags = (
-                    FRAGMENT
-                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
-                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0)
-                )
-            self._enqueue(now, mask, flags, body)
+        for payload in self._packer.pack_all(messages, sizes):
+            self._enqueue(now, mask, payload.flags, payload.encoded())
             self._next_sequence += payload.messages_completed
 
     def send_control(self, now: int, control: TopologyControl) -> int:

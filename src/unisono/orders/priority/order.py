@@ -72,6 +72,9 @@ REJOIN_DELAY_NS = 200 * NS_PER_MS
 class PriorityOrder:
     """One member's part in the priority order."""
 
+    gap_free = True  # every member that stays consumes every message
+    keeps_sending_to_departed = True  # a member outside the view may return
+
     def __init__(
         self,
         policy: Policy,
@@ -381,14 +384,6 @@ class PriorityOrder:
     def bound_ns(self) -> int:
         """The time into the queue while no member fails."""
         return queue_bound_ns(self._policy.timing, coordinated=self.insertion.decision_mode is DecisionMode.COORDINATOR)
-
-    def gap_free(self) -> bool:
-        """Yes: every member that stays consumes every message."""
-        return True
-
-    def keeps_sending_to_departed(self) -> bool:
-        """Yes: a member outside the view may return."""
-        return True
 
     def waiting_for(self) -> tuple[int, ...]:
         """All members until there is a view: before that, none is known to be present."""

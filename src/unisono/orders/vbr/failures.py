@@ -105,6 +105,8 @@ class PendingJoins:
 class VbrGaps(Vbr):
     """The VBR automaton of one member of a group whose members may fail."""
 
+    gap_free = False  # a crash may leave gaps (Definition 2)
+    keeps_sending_to_departed = True  # a member that timed out may return, and needs our frames for that
     gap_stable_places = True
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
@@ -208,7 +210,7 @@ class VbrGaps(Vbr):
                 at = self._slots_confirmed_at_ns
             if self._policy.member not in self._final_slots:
                 at = min(at, grid.end_of(self._send_slot))
-        due = self.exchange.wake_at()
+        due = self.exchange.next_hello_at
         return at if due is None else min(due, at)
 
     def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
@@ -685,14 +687,6 @@ class VbrGaps(Vbr):
     def latest_slot(self, now: int) -> int:
         """Any slot: a frame that is ahead by more than Γ shows a wrong clock, which is reported, not refused."""
         return 2**63 - 1
-
-    def keeps_sending_to_departed(self) -> bool:
-        """True: a member that timed out may return, and has to receive our frames for that."""
-        return True
-
-    def gap_free(self) -> bool:
-        """False: a crash may leave gaps (Definition 2)."""
-        return False
 
     def waiting_for(self) -> tuple[int, ...]:
         """Empty: a member alone is a group."""

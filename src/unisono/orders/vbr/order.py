@@ -28,11 +28,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 
-from unisono.errors import MessageTooLarge
 from unisono.model.events import (
     POSITIONS_PER_SENDER,
     Batch,
-    LeaveComplete,
     PackedMessages,
     SettingsAgreed,
     TimingChange,
@@ -44,9 +42,8 @@ from unisono.model.events import (
 from unisono.model.policy import Policy
 from unisono.model.timing import SlotGrid, Throttle, Timing
 from unisono.model.units import NS_PER_S, Rate, Reserver
-from unisono.net.clock_check import ClockDifference
-from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, OrderBase
-from unisono.orders.packing import FramePayload, Packer, Rqueue, SlotFrames
+from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
+from unisono.orders.packing import NO_MESSAGES, FramePayload, Packer, Rqueue, SlotFrames, checked_sizes
 from unisono.orders.vbr.slots import SlotSchedule, check_slot_length
 from unisono.wire.control import SettingRequest
 from unisono.wire.frame import (
@@ -73,8 +70,11 @@ def latency_bound_ns(timing: Timing) -> int:
     return timing.delta_ns + timing.gamma_ns + timing.theta_ns
 
 
-class Vbr(OrderBase):
+class Vbr(VariableRateBase):
     """The VBR automaton of one member."""
+
+    gap_free = True
+    keeps_sending_to_departed = False  # a departed member does not come back
 
     gap_stable_places = False
     """Whether a message's position in its slot comes from its sequence number, so that gaps do not shift it.
@@ -84,10 +84,7 @@ class Vbr(OrderBase):
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, allow_restarts=policy.failures, check_clocks=not policy.failures)
-        self.mode = Mode.GET_RATE
-        self.view = policy.view
         self.schedule = SlotSchedule(policy, reserver)
-        self._policy = policy
         # Sending.
         self._packer = Packer(policy.max_frame)
         self._send_slot = 0
@@ -142,10 +139,7 @@ class Vbr(OrderBase):
         count = min(len(messages), pacer.messages_left())
         if count < len(messages):
             messages = messages[:count]
-        sizes = list(map(len, messages))
-        largest = max(sizes, default=0)
-        if largest > self._policy.max_message:
-            raise MessageTooLarge(largest, self._policy.max_message)
+        sizes = checked_sizes(messages, self._policy.max_message)
         total = sum(sizes)
         if total > pacer.bytes_left():
             count = bisect_right(list(accumulate(sizes)), pacer.bytes_left())
@@ -178,7 +172,7 @@ class Vbr(OrderBase):
             self.ignored["data in mode " + self.mode] += 1
             return
         sender = frame.sender
-        if frame.epoch != self._policy.epoch or self.exchange.incarnation(sender) != frame.incarnation:
+        if frame.epoch != self._policy.epoch or self.exchange.incarnations.get(sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
         elif frame.slot < self._deliver_slot or frame.slot > self._final_slots.get(sender, frame.slot):
             self.ignored["slot already delivered"] += 1
@@ -194,23 +188,15 @@ class Vbr(OrderBase):
 
     def wake(self, now: int) -> None:
         """The clock has reached `now`: form the group, end slots, deliver, report late members."""
-        if self.mode is Mode.LEFT:
-            return
-        if self.mode is Mode.GET_RATE:
-            self.mode = Mode.DET_RATE
-        self.exchange.wake(now)
-        self._start_deliver(now)
+        if self.exchange.next_hello_at is not None:
+            self._form(now)
         if self.mode is Mode.DELIVER_MESSAGES:
             self._catch_up(now)
             self._check_late(now)
 
     def wake_at(self) -> int | None:
         """The next HELLO, the end of the slot being sent, or the time at which the slot being delivered is late."""
-        if self.mode is Mode.GET_RATE:
-            return 0
-        if self.mode is Mode.LEFT:
-            return None
-        due = self.exchange.wake_at()
+        due = self.exchange.next_hello_at
         if self.mode is Mode.DELIVER_MESSAGES:
             times = [] if due is None else [due]
             if self._policy.member not in self._final_slots and not self._blocked():
@@ -268,12 +254,6 @@ class Vbr(OrderBase):
             self._catch_up(now)
             self.schedule.setting_requests.request(content, member, keep=keep)
 
-    def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
-        """A peer's clock is off by more than Γ: without failures, only a group that has not begun can refuse it."""
-        violation = self.exchange.on_clock_difference(difference.peer, difference.incarnation, difference.difference_ns)
-        if violation is not None:
-            self.events.append(violation)
-
     # -- starting and leaving --------------------------------------------------------------------------------
 
     def _start_deliver(self, now: int) -> None:
@@ -297,10 +277,6 @@ class Vbr(OrderBase):
         joined = tuple(member for member in self.view.members if member not in self._reported_members)
         self.events.append(ViewChange(self.view, joined=joined))
         self._report_timing()
-
-    def _depart(self, final_slot: int) -> None:
-        self.mode = Mode.LEFT
-        self.events.append(LeaveComplete(final_slot))
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -339,44 +315,26 @@ class Vbr(OrderBase):
         if requests is not None:
             if last is not None:
                 self._send_frame(now, last, 0)
-            last, flags = None, flags | SETTING_REQUEST
+            last = FramePayload(body=requests, flags=SETTING_REQUEST)
         if self._leaving:
             flags |= LEAVING
             self._final_slots[self._policy.member] = self._send_slot
-        self._send_frame(now, last, flags, requests or b"")
+        self._send_frame(now, last or NO_MESSAGES, flags)
         if requests is not None and self._policy.fec is None:
             # With loss_burst more copies, one arrives (§7).
             self.down.extend(self.down[-1:] * self._policy.loss_burst)
         self._slot_closed = True
 
-    def _send_frame(self, now: int, payload: FramePayload | None, flags: int, body: bytes | memoryview = b"") -> None:
+    def _send_frame(self, now: int, payload: FramePayload, flags: int) -> None:
         """Send the next frame of the slot, also to ourselves."""
-        messages: PackedMessages | None = None
-        if payload is not None:
-            messages = payload.packed_messages
-            if payload.fragment is not None:
-                body, flags = payload.fragment, flags | payload.fragment_flags()
-        policy = self._policy
-        frame = Frame(
-            Kind.DATA,
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            self._send_slot,
-            self._next_frame_number,
-            flags,
-            self.schedule.pacer.rate.burst,
-            self._sequence,
-            now,
-            messages,
-            body,
-            multicast=self._multicast,
+        slot, number, burst = self._send_slot, self._next_frame_number, self.schedule.pacer.rate.burst
+        frame = payload.data_frame(
+            self._policy, now, slot, number, flags, burst=burst, sequence=self._sequence, multicast=self._multicast
         )
         self._next_frame_number += 1
-        if payload is not None:
-            self._sequence += payload.messages_completed
+        self._sequence += payload.messages_completed
         self.down.append(frame)
-        self._rqueues[policy.member].add(frame)
+        self._rqueues[self._policy.member].add(frame)
 
     # -- delivering ------------------------------------------------------------------------------------------
 
@@ -456,7 +414,8 @@ class Vbr(OrderBase):
         # The frames stay until now, so that duplicates are recognized while the slot waits for later members.
         for member in self.view.members:
             self._rqueues[member].slots.pop(slot, None)
-        self.exchange.stop()
+        if self.exchange.next_hello_at is not None:
+            self.exchange.stop()
         while self._undelivered_own_slots and self._undelivered_own_slots[0] <= slot:
             self._undelivered_own_slots.popleft()
         self._close_ended_slots(now)
@@ -476,9 +435,8 @@ class Vbr(OrderBase):
 
     def _report_timing(self) -> None:
         """Between two slots: report a new slot length before the first message of such a slot is delivered."""
-        timing = self.grid.timing_of(self._deliver_slot)
-        if timing != self._reported_timing:
-            self._reported_timing = timing
+        if self.grid.theta_of(self._deliver_slot) != self._reported_timing.theta_ns:
+            self._reported_timing = timing = self.grid.timing_of(self._deliver_slot)
             self.window_slots = self.schedule.window_slots(self._deliver_slot)
             self.events.append(TimingChange(self._deliver_slot, timing, self.bound_ns()))
 
@@ -547,19 +505,7 @@ class Vbr(OrderBase):
         ahead = self.grid.slot_of(now + self.grid.gamma_ns + HORIZON_NS) + 1
         return max(ahead, self._deliver_slot + MAX_SLOTS_AHEAD)
 
-    def keeps_sending_to_departed(self) -> bool:
-        """False: a departed member does not come back."""
-        return False
-
-    def gap_free(self) -> bool:
-        """True: without failures there are no gaps (Definition 1)."""
-        return True
-
     # -- questions -------------------------------------------------------------------------------------------
-
-    def running(self) -> bool:
-        """Whether the order is in DeliverMessages."""
-        return self.mode is Mode.DELIVER_MESSAGES
 
     def bound_ns(self) -> int:
         """The latency bound for the longest slots that an accepted or undelivered message may be in."""
