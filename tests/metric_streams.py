@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from unisono.model.delays import Histogram
 from unisono.model.sla import EVERY_LINK, MetricRow, Side
-from unisono.trace.metrics import MetricRecord, metrics_folder, to_line
+from unisono.trace.metrics import MetricRecord, from_fields, metrics_folder, to_line
 
 MS = 1_000_000
 COLLECT_NS = 250 * MS
@@ -94,3 +96,10 @@ def write_run(
 def lossy_between(first: int, last: int, share: float = 0.2) -> LossByInterval:
     """The link from 1 to 2 loses in these intervals; all others, and at other times, nothing."""
     return lambda member, peer, number: share if (member, peer) == (2, 1) and first <= number < last else 0.0
+
+
+def read_metrics(path: Path) -> list[MetricRecord]:
+    """The records of a Parquet file of metrics."""
+    table = pq.read_table(path)
+    version = int(table.schema.metadata[b"unisono.metrics.version"])
+    return [from_fields({"version": version, **fields}) for fields in table.to_pylist()]

@@ -30,7 +30,7 @@ from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
-from unisono.runtime.environment import Environment, current_environment
+from unisono.runtime.environment import Environment, TransportOptions, current_environment
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.peers import Peers, group_location
 from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
@@ -180,12 +180,14 @@ class PendingJoin:
         clock = environment.open_clock(setup.member, 0 if injection is None else injection.clock_offset_ns)
         try:
             transport = await environment.open_transport(
-                setup.member,
-                setup.addresses,
-                multicast=setup.multicast,
-                injection=injection,
-                bound_socket=None if found is None else found.bound_socket,
-                timeout_s=setup.timeout_s,
+                TransportOptions(
+                    setup.member,
+                    setup.addresses,
+                    multicast=setup.multicast,
+                    injection=injection,
+                    bound_socket=None if found is None else found.bound_socket,
+                    timeout_s=setup.timeout_s,
+                )
             )
         except BaseException:
             if found is not None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from tests.worlds.adversaries import adversarial_network
+
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.effects import Effects
@@ -27,7 +29,7 @@ from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.faults import LossFault
 from unisono.sim.member import SimulatedMember
-from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network, constant_delay, corners
+from unisono.sim.network import Adversary, SimulatedNetwork, constant_delay, corners
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.recorder import MemoryTrace

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from tests.worlds.adversaries import adversarial_network
+
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
 from unisono.model.events import View
@@ -21,7 +23,7 @@ from unisono.model.units import Rate, UnlimitedNetwork
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock
-from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network, constant_delay, corners
+from unisono.sim.network import Adversary, SimulatedNetwork, constant_delay, corners
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.worlds.adversaries import adversarial_network, delay_per_link
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -29,7 +30,7 @@ from unisono.orders.cbr.order import Cbr, CbrAction, CbrMode
 from unisono.orders.cbr.turns import CYCLE_NS, cbr_reservation, cycle_and_turn, due_ns, period_ns, porder_by_sorting
 from unisono.orders.packing import SlotFrames
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners, delay_per_link
+from unisono.sim.network import Adversary, constant_delay, corners
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack

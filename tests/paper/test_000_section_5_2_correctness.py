@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from tests.paper.schedule import MS, PLENTY, Group, fixed, random_schedule
+from tests.worlds.adversaries import adversarial_network
 
 from unisono.check.verdict import Status, overall
 from unisono.model.policy import Policy
@@ -15,7 +16,7 @@ from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.units import Rate, Reserver
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.network import adversarial_network, constant_delay, corners
+from unisono.sim.network import constant_delay, corners
 from unisono.wire.frame import Kind, unpack_header
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -7,10 +7,11 @@ from itertools import product
 
 import pytest
 from tests.paper.schedule import MS, Group, figure_8, fixed, random_schedule
+from tests.worlds.adversaries import adversarial_network, delay_per_link
 
 from unisono.model.timing import Timing
 from unisono.orders.vbr.order import latency_bound_ns
-from unisono.sim.network import SimulatedNetwork, adversarial_network, delay_per_link, full_mesh
+from unisono.sim.network import SimulatedNetwork, full_mesh
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 BOUND_NS = 17 * MS

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from tests.paper.schedule import MS, PLENTY, Group, figure_8, fixed
+from tests.worlds.adversaries import adversarial_network
 
 from unisono.model.events import View
 from unisono.model.policy import Policy
@@ -15,7 +16,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.network import adversarial_network, constant_delay, corners
+from unisono.sim.network import constant_delay, corners
 from unisono.wire.frame import UDP_IP_BYTES
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import pytest
 from tests.paper.schedule import MS, Group, figure_8, fixed
+from tests.worlds.adversaries import adversarial_network
 
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
 from unisono.model.events import Batch
 from unisono.model.timing import Timing
 from unisono.orders.packing import SlotFrames
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_delay, full_mesh
+from unisono.sim.network import SimulatedNetwork, constant_delay, full_mesh
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 MEMBERS = (1, 2, 3, 4)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.paper.gapped_group import MS, PLENTY, GapGroup, fixed, random_churn
+from tests.worlds.adversaries import adversarial_network, delay_per_link
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -25,7 +26,7 @@ from unisono.qos.plan.planner import lower_bound_ns, plan
 from unisono.sim import run as simulate
 from unisono.sim.clocks import FixedClock, SteppedClock
 from unisono.sim.faults import FaultSpan, LossFault, PartitionFault
-from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_delay, delay_per_link, full_mesh
+from unisono.sim.network import SimulatedNetwork, constant_delay, full_mesh
 from unisono.sim.random_streams import RandomStreams
 from unisono.stack import build
 

@@ -7,11 +7,12 @@ from itertools import groupby, product
 
 import pytest
 from tests.paper.gapped_group import MS, PLENTY, GapGroup, fixed, random_churn
+from tests.worlds.adversaries import adversarial_network
 
 from unisono.model.timing import Timing
 from unisono.model.units import Rate
 from unisono.orders.vbr.failures import VbrGaps
-from unisono.sim.network import Flight, SimulatedLink, adversarial_network, constant_delay
+from unisono.sim.network import Flight, SimulatedLink, constant_delay
 from unisono.wire.frame import END_OF_SLOT
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -10,6 +10,8 @@ from random import Random
 
 import pytest
 from tests.unit.test_fec import GROUP, SLOT, Receiver, Sender, seen, slot_frames
+from tests.worlds.adversaries import adversarial_network
+from tests.worlds.fec_rates import net_avg_per_slot
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
@@ -22,12 +24,12 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.units import Rate, UnlimitedNetwork, group_key
 from unisono.net.clock_check import ClockCheck
-from unisono.net.fec.layer import Fec, datagrams_per_slot, net_avg_per_slot, net_max_burst, order_policy
+from unisono.net.fec.layer import Fec, datagrams_per_slot, net_max_burst, order_policy
 from unisono.orders.vbr.order import Vbr
 from unisono.sim import run as simulate
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.faults import LinkFault, link_fault
-from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners
+from unisono.sim.network import Adversary, constant_delay, corners
 from unisono.sim.world import World
 from unisono.stack import Stack, build
 from unisono.trace.recorder import MemoryTrace

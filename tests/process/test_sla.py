@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.metric_streams import read_metrics
 
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.qos.watch.sla import SlaStatus, evaluate
-from unisono.trace.metrics import read_metrics, read_stream
+from unisono.trace.metrics import read_stream
 
 SLA = """
 collect = "100ms"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.check.total_order import merge_summaries, summarize_order, total_order
+from unisono.check.total_order import total_order
 from unisono.check.verdict import Status
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import RunMeta
@@ -101,13 +101,3 @@ def test_verdict_and_witness_are_the_oracle_s(run: dict[int, list[Row]]) -> None
         assert (index, p, q, earlier, later) in expected
         assert (index, p, q) == min(expected)[:3]
         assert verdict.witness.text.startswith(f"member {p} delivered {first} before {second}, member {q} after")
-
-
-@given(runs(), st.sets(st.integers(0, 4)))
-@settings(max_examples=150, deadline=None)
-def test_ranges_judge_as_the_whole_does(run: dict[int, list[Row]], cuts: set[int]) -> None:
-    deliveries = recorded(run).deliveries()
-    edges = [-1, *sorted(cuts), 5]
-    parts = [deliveries.in_slots(a + 1, b) for a, b in pairwise(edges)]
-    whole, joined = summarize_order(deliveries), merge_summaries(summarize_order(part) for part in parts)
-    assert (joined.ordered and joined.dense) == (whole.ordered and whole.dense)

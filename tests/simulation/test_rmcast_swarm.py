@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from tests.worlds.rmcast_state import held_counts
 
 from unisono.check.causal import causal
 from unisono.check.completeness import agreement, uniform_agreement
@@ -197,7 +198,7 @@ def test_kept_state_is_bounded_while_a_lossy_group_runs(order: str) -> None:
             calls[0] += 1
             for node in world.members.values() if calls[0] % 50 == 0 else ():
                 rmcast = next(layer for layer in node.stack._layers if isinstance(layer, Rmcast))  # type: ignore[attr-defined]
-                held[0] = max(held[0][0], rmcast.held_counts()[0]), max(held[0][1], rmcast.held_counts()[1])
+                held[0] = max(held[0][0], held_counts(rmcast)[0]), max(held[0][1], held_counts(rmcast)[1])
 
         run(replace(lossy(3, order), run_ns=run_ms * MS), check=measure)
         return held[0]

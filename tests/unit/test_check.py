@@ -10,8 +10,8 @@ import pytest
 
 from unisono.check.completeness import gap_freedom, integrity
 from unisono.check.suite import check_all
-from unisono.check.timing import latency, latency_statistics
-from unisono.check.total_order import fifo, merge_summaries, summarize_order, total_order
+from unisono.check.timing import latency
+from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import MessageId, Status, Verdict, overall
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
@@ -363,9 +363,9 @@ def test_latency_statistics_are_latencies_that_occurred() -> None:
     for number, message in enumerate(sorted(run.sent, key=key)):
         for member in run.members:
             run.took_ns[member, message] = number + 1
-    statistics = latency_statistics(run.trace())
-    assert (statistics.deliveries, statistics.min_ns, statistics.max_ns) == (72, 1, 24)
-    assert (statistics.p50_ns, statistics.p999_ns) == (12, 24)
+    figures = latency(run.trace()).figures
+    assert (figures["deliveries"], figures["min_ns"], figures["max_ns"]) == (72, 1, 24)
+    assert (figures["p50_ns"], figures["p999_ns"]) == (12, 24)
 
 
 def test_clean_run_is_valid_in_every_respect() -> None:
@@ -492,22 +492,3 @@ def test_grades_are_checked_one_by_one() -> None:
     verdicts = check_all(memory.trace(meta((1,))))
     assert "total_order[early]" in verdicts
     assert overall(verdicts) is Status.VALID
-
-
-def test_ranges_join_to_the_summary_of_the_whole() -> None:
-    deliveries = Run().trace().deliveries()
-    whole = summarize_order(deliveries)
-    assert merge_summaries(summarize_order(deliveries.in_slots(slot, slot)) for slot in range(4)) == whole
-    assert whole.ordered
-    assert whole.dense
-
-
-def test_ranges_show_violations_across_their_edges() -> None:
-    run = Run()
-    swap(run.delivered[2], (3, 1), (1, 2))  # the last of slot 0 and the first of slot 1
-    deliveries = run.trace().deliveries()
-    parts = [summarize_order(deliveries.in_slots(slot, slot)) for slot in range(4)]
-    assert all(part.ordered for part in parts)
-    assert not (merge_summaries(parts).ordered and merge_summaries(parts).dense)
-    with pytest.raises(ValueError, match="overlap"):
-        merge_summaries([parts[0], parts[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import log
 from random import Random
 
 import pytest
@@ -56,14 +57,14 @@ def test_a_silent_peer_is_suspected_at_its_timeout_and_not_before() -> None:
     assert (change.peer, change.suspected, change.unresponsive_ns, change.timeout_ns) == (2, True, timeout + 1, timeout)
 
 
-def test_the_suspicion_level_reaches_the_threshold_at_the_timeout() -> None:
-    detector, chance = started_detector(), Random(1)
-    at, _ = feed(detector, 2000 * MS, lambda: chance.randrange(3 * MS))
-    timeout = detector.timeout_ns(2)
-    levels = [detector.suspicion_level(2, at + silent) for silent in range(0, 3 * timeout, timeout // 50)]
-    assert levels == sorted(levels)
-    assert detector.suspicion_level(2, at + timeout) == pytest.approx(detector.threshold, abs=0.01)
-    assert detector.suspicion_level(2, at) == 0
+@pytest.mark.parametrize("mistake_probability", [1e-2, 1e-3, 1e-4])
+def test_the_timeout_is_the_gap_that_is_exceeded_with_the_stated_probability(mistake_probability: float) -> None:
+    """Gaps beyond the interval are exponential, so the exact gap is known. The detector is somewhat pessimistic."""
+    chance, intervals = Random(1), HeartbeatIntervals(EVERY, mistake_probability)
+    for _ in range(GENERATION_SAMPLES):
+        intervals.add(EVERY + int(chance.expovariate(1 / (2 * MS))))
+    exact_ns = EVERY + 2 * MS * log(1 / mistake_probability)
+    assert exact_ns <= intervals.timeout_ns <= 1.4 * exact_ns
 
 
 def test_a_smaller_mistake_rate_means_a_longer_timeout() -> None:

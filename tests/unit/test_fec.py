@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.worlds.fec_rates import net_avg_per_slot
 
 from unisono.errors import InvalidOption, MissingDependency
 from unisono.model.events import View
@@ -26,7 +27,6 @@ from unisono.net.fec.layer import (
     ask_above_fec,
     checked_fec,
     datagrams_per_slot,
-    net_avg_per_slot,
     net_max_burst,
     offer_through_fec,
     order_policy,

@@ -151,7 +151,7 @@ def policy(**changed: object) -> Policy:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"order": "leader"}, "leader does not do that; possible with cbr, vbr"),
+        ({"order": "leader"}, "the order leader does not support this option; orders that do: cbr, vbr"),
         ({"grades": "late"}, "expected one of early, final, both, got 'late'"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.metric_streams import read_metrics
 
 from unisono.model.sla import MetricRow, Side
 from unisono.trace.metrics import (
@@ -13,7 +14,6 @@ from unisono.trace.metrics import (
     MetricWriter,
     from_line,
     metrics_folder,
-    read_metrics,
     read_stream,
     to_line,
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from tests.worlds.adversaries import adversarial_network
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import ConstantDelay, DelayModel, ExponentialDelay, UniformDelay
@@ -11,10 +12,8 @@ from unisono.sim.network import (
     DelaySource,
     SimulatedLink,
     SimulatedNetwork,
-    adversarial_network,
     constant_delay,
     corners,
-    delay_per_link,
     delays_from_model,
     network_with_model,
 )
@@ -75,7 +74,6 @@ def test_adversaries_choose_within_delta() -> None:
     seen = {toss(1, 2, now, now) for now in range(50)}
     assert seen == {0, MS}
     assert constant_delay(7)(1, 2, 0, 0) == 7
-    assert [delay_per_link({(1, 2): 5}, 3)(a, b, 0, 0) for a, b in ((1, 2), (2, 1))] == [5, 3]
 
 
 def test_an_adversary_gets_sender_receiver_time_and_number() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from tests.worlds.adversaries import adversarial_network
 
 from unisono.errors import InvalidOption
 from unisono.model.effects import Datagram, Effects
@@ -13,7 +14,7 @@ from unisono.model.units import Rate
 from unisono.model.workloads import cbr
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.member import PayloadMismatch
-from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_delay
+from unisono.sim.network import SimulatedNetwork, constant_delay
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World

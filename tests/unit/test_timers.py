@@ -155,10 +155,10 @@ def test_the_alarm_waits_for_a_clock_that_slews_back(precise: bool) -> None:
 def test_the_alarm_is_precise_on_linux() -> None:
     async def scene() -> None:
         alarm = Alarm(asyncio.get_running_loop(), WallClock(), lambda: None)
-        assert alarm.precise
+        assert alarm._timer is not None
         alarm.close()
         fallback = Alarm(asyncio.get_running_loop(), WallClock(), lambda: None, precise=False)
-        assert not fallback.precise
+        assert fallback._timer is None
         fallback.close()
 
     asyncio.run(scene())

@@ -5,9 +5,8 @@ The caller states how often the detector may suspect a live peer by mistake (`mi
 the times between the heartbeats of each peer, and derives the time-out from both.
 
 With a heartbeat every η there are 1/η occasions per second for a mistake, so each heartbeat may be one with probability
-p = mistakes_per_s · η. The suspicion level of a peer is −log10 of the probability that its next heartbeat comes even
-later than now. The peer is suspected when the level reaches −log10 p. Losses, jitter and load show in the measured
-times, so the time-out follows them while the group runs.
+p = mistakes_per_s · η. A peer is suspected when the probability that its next heartbeat comes even later than now falls
+to p. Losses, jitter and load show in the measured times, so the time-out follows them while the group runs.
 
 A few hundred samples say little about rare events. Beyond the samples, the detector assumes that the tail falls
 exponentially. It uses the most pessimistic of several fits: each is made to the k longest times, plus one time that was
@@ -22,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log10
+from math import log
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import Histogram, bucket_middle
@@ -73,8 +72,6 @@ class HeartbeatIntervals:
         self._mistake_probability = mistake_probability
         self._generations = (Histogram(), Histogram())
         self._until_fit = 0
-        self._fits: list[tuple[float, float, float]] = []
-        """(u, P(later than u), mean excess over u), u descending to about the median."""
         self.timeout_ns = 0
         self._fit()
 
@@ -90,12 +87,6 @@ class HeartbeatIntervals:
         if self._until_fit <= 0 or gap_ns >= self.timeout_ns:
             self._fit()
 
-    def probability_later_than(self, unresponsive_ns: int) -> float:
-        """The probability that a heartbeat comes later than `unresponsive_ns` after the previous one."""
-        if unresponsive_ns <= self._fits[-1][0]:
-            return 1.0
-        return max(p * exp(-max(0.0, unresponsive_ns - u) / excess) for u, p, excess in self._fits)
-
     def _fit(self) -> None:
         self._until_fit = FIT_EVERY_SAMPLES
         every = float(self._every_ns)
@@ -104,11 +95,13 @@ class HeartbeatIntervals:
         fits = [(every, 1 / (total + 1), every)] if total < 2 else []
         if total:
             fits += self._tails(total)
-        self._fits = fits
         self.timeout_ns = int(max(u + excess * max(0.0, log(p / self._mistake_probability)) for u, p, excess in fits))
 
     def _tails(self, total: int) -> list[tuple[float, float, float]]:
-        """One exponential fit for the 1, 2, 4, … longest gaps, down to about half of all."""
+        """One exponential fit for the 1, 2, 4, … longest gaps, down to about half of all.
+
+        Each is (u, P(later than u), mean excess over u).
+        """
         both = Histogram()
         for generation in self._generations:
             both.merge(generation)
@@ -165,8 +158,6 @@ class FailureDetector:
         self.me = me
         self.down: list[Frame] = []
         self.changes: deque[SuspicionChange] = deque(maxlen=CHANGES_KEPT)
-        self.threshold = -log10(self._mistake_probability)
-        """A peer is suspected from this suspicion level on."""
         self._every_ns = every_ns
         self._incarnation = incarnation
         self._epoch = epoch
@@ -275,11 +266,3 @@ class FailureDetector:
     def response_time_ns(self) -> int:
         """A rough estimate of how fast peers answer. It grows when processes or the network are overloaded."""
         return max((self.timeout_ns(peer) for peer in self._peer_states if not self.suspected(peer)), default=0) // 8
-
-    def suspicion_level(self, peer: int, now: int) -> float:
-        """−log10 of the probability that a peer's next heartbeat comes later than now."""
-        state = self._peer_states.get(peer)
-        if state is None:
-            return 0.0
-        later = state.intervals.probability_later_than(now - state.last_received_ns)
-        return -log10(later) if later else inf

@@ -205,6 +205,11 @@ LastLogged = Mapping[MemberRunId, int]
 """The last sequence number that each sender run logged as sent."""
 
 
+def unrecorded_sends(trace: Trace, deliveries: Rows, last_logged: LastLogged | None = None) -> int:
+    """How many of these deliveries have a send that is not recorded; `last_logged` as in `send_statuses`."""
+    return int((send_statuses(trace, deliveries, last_logged) == SendStatus.NOT_RECORDED).sum())
+
+
 def send_statuses(trace: Trace, deliveries: Rows, last_logged: LastLogged | None = None) -> Ints:
     """The `SendStatus` of each delivered message.
 

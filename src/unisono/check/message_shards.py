@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unisono.check.causal_shards import CausalShardSummary, summarize_causal_order
-from unisono.check.columns import LastLogged, SendStatus, dropped_rows_reason, send_statuses
+from unisono.check.columns import LastLogged, dropped_rows_reason, unrecorded_sends
 from unisono.check.shard_summary import LatencySummary, RangeSummary
 from unisono.check.suite import check_messages
 from unisono.check.timing import latencies, sends_not_recorded
@@ -208,7 +208,7 @@ def check_shard(
     seen.add(taken_ns, context.late_after_ns, deliveries.select(matched))
     not_recorded = 0
     if len(matched) < len(deliveries):
-        not_recorded = int((send_statuses(trace, deliveries, context.last_logged) == SendStatus.NOT_RECORDED).sum())
+        not_recorded = unrecorded_sends(trace, deliveries, context.last_logged)
     edges = None
     if context.checks_causal:
         edges = summarize_causal_order(

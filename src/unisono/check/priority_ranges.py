@@ -27,11 +27,10 @@ from itertools import pairwise
 from unisono.check.columns import (
     NOTHING_RECORDED,
     MemberRunId,
-    SendStatus,
     dropped_rows_reason,
     excused_members,
     member_runs,
-    send_statuses,
+    unrecorded_sends,
     without_excused_deliveries,
 )
 from unisono.check.completeness import gap_freedom, integrity
@@ -239,10 +238,7 @@ def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason
             trace = run.with_member_events(
                 run.rows_of_messages(run.all_delivered - run.all_sent, EventKind.SEND, EventKind.DELIVER)
             )
-            not_recorded = int(
-                (send_statuses(trace, trace.deliveries(), _last_logged(run)) == SendStatus.NOT_RECORDED).sum()
-            )
-            doubt = sends_not_recorded(not_recorded)
+            doubt = sends_not_recorded(unrecorded_sends(trace, trace.deliveries(), _last_logged(run)))
         if run.bound_ns is not None:
             return latency_verdict(measured, run.bound_ns, doubt)
         return as_unbounded(latency_verdict(measured, NO_BOUND, doubt))

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 
 from unisono.check import timing
-from unisono.check.columns import (
-    NOTHING_RECORDED,
-    SendStatus,
-    dropped_rows_reason,
-    member_runs,
-    message_codes,
-    send_statuses,
-)
+from unisono.check.columns import NOTHING_RECORDED, dropped_rows_reason, member_runs, message_codes, unrecorded_sends
 from unisono.check.completeness import gap_freedom, gaps_explained, integrity
 from unisono.check.shard_summary import FifoSpan, LatencySummary, RangeSummary, last_logged_sequences
 from unisono.check.timing import latencies, sends_not_recorded
@@ -218,9 +211,7 @@ def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _Load
         trace, unmatched = load_part(crossing.ranges_without_send), crossing.unmatched_deliveries
         matched, taken_ns = latencies(trace, unmatched)
         seen.add(taken_ns, bound, unmatched.select(matched))
-        not_recorded = int(
-            (send_statuses(trace, unmatched, last_logged_sequences(run.summaries)) == SendStatus.NOT_RECORDED).sum()
-        )
+        not_recorded = unrecorded_sends(trace, unmatched, last_logged_sequences(run.summaries))
         doubt = doubt or sends_not_recorded(not_recorded)
     return latency_verdict(seen, bound, doubt)
 

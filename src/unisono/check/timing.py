@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.columns import (
-    SendStatus,
     dropped_rows_reason,
     empty_trace_reason,
     group_starts,
@@ -25,8 +24,8 @@ from unisono.check.columns import (
     message_codes,
     packed,
     position_at,
-    send_statuses,
     stream_codes,
+    unrecorded_sends,
 )
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
 from unisono.model.capabilities import recorded_capabilities
@@ -38,42 +37,13 @@ LATENCY = "latency"
 NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "the run promised no latency bound")
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyStatistics:
-    """Latencies of all deliveries whose send is recorded; all 0 if there are none.
-
-    A percentile is a latency that occurred.
-    """
-
-    deliveries: int
-    late: int
-    min_ns: int
-    p50_ns: int
-    p99_ns: int
-    p999_ns: int
-    max_ns: int
-
-    def figures(self) -> dict[str, int]:
-        """The statistics under the names that verdicts carry."""
-        return {
-            "deliveries": self.deliveries,
-            "late": self.late,
-            "min_ns": self.min_ns,
-            "p50_ns": self.p50_ns,
-            "p99_ns": self.p99_ns,
-            "p999_ns": self.p999_ns,
-            "max_ns": self.max_ns,
-        }
-
-
 def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
     """Every delivery comes within `bound_ns` (by default the run's bound) of its send. Figures: the statistics."""
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
-    statistics = _statistics(taken_ns, bound)
-    figures = statistics.figures()
-    if bound is not None and statistics.late:
+    figures = _statistics(taken_ns, bound)
+    if bound is not None and figures["late"]:
         late = np.flatnonzero(taken_ns > bound)
         first = late[np.argmin(deliveries.real_ns[matched[late]])]
         row = int(matched[first])
@@ -83,10 +53,10 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
             f"{(taken_ns[first] - bound) / 1e6:.3f} ms later than the bound of {bound / 1e6:.3f} ms"
         )
         witness = Witness((message,), (member,), (position_at(deliveries, row),), text)
-        return Verdict(LATENCY, Status.VIOLATED, witness, statistics.late, figures=figures)
+        return Verdict(LATENCY, Status.VIOLATED, witness, figures["late"], figures=figures)
     doubt = NO_BOUND_PROMISED if bound is None else dropped_rows_reason(trace) or empty_trace_reason(trace)
     if doubt is None and len(matched) < len(deliveries):
-        doubt = sends_not_recorded(int((send_statuses(trace, deliveries) == SendStatus.NOT_RECORDED).sum()))
+        doubt = sends_not_recorded(unrecorded_sends(trace, deliveries))
     return no_violation(LATENCY, doubt, figures)
 
 
@@ -95,12 +65,6 @@ def sends_not_recorded(deliveries: int) -> Doubt | None:
     if not deliveries:
         return None
     return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")
-
-
-def latency_statistics(trace: Trace, *, bound_ns: int | None = None) -> LatencyStatistics:
-    """The latency statistics of a run."""
-    bound = trace.meta.bound_ns if bound_ns is None else bound_ns
-    return _statistics(latencies(trace, trace.deliveries())[1], bound)
 
 
 def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
@@ -115,14 +79,20 @@ def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
     return matched, deliveries.real_ns[matched] - sends.real_ns[order][at][matched]
 
 
-def _statistics(latencies_ns: Ints, bound_ns: int | None) -> LatencyStatistics:
+def _statistics(latencies_ns: Ints, bound_ns: int | None) -> dict[str, int]:
+    """The figures of a latency verdict; all 0 if there are no latencies. A percentile is a latency that occurred."""
     if len(latencies_ns) == 0:
-        return LatencyStatistics(0, 0, 0, 0, 0, 0, 0)
+        return dict.fromkeys(("deliveries", "late", "min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"), 0)
     p50, p99, p999 = np.quantile(latencies_ns, (0.5, 0.99, 0.999), method="inverted_cdf")
-    late = 0 if bound_ns is None else int((latencies_ns > bound_ns).sum())
-    return LatencyStatistics(
-        len(latencies_ns), late, int(latencies_ns.min()), int(p50), int(p99), int(p999), int(latencies_ns.max())
-    )
+    return {
+        "deliveries": len(latencies_ns),
+        "late": 0 if bound_ns is None else int((latencies_ns > bound_ns).sum()),
+        "min_ns": int(latencies_ns.min()),
+        "p50_ns": int(p50),
+        "p99_ns": int(p99),
+        "p999_ns": int(p999),
+        "max_ns": int(latencies_ns.max()),
+    }
 
 
 RATE_COMPLIANCE = "rate_compliance"

@@ -7,15 +7,15 @@ Three conditions imply that any two members agree on all messages that they shar
    enough: it would miss a message moved to a key at which the other members have gaps.
 
 Each condition can be checked within one range of slots and, across ranges, from a summary of the edges. So ranges need
-no common sort, join or shuffle: `summarize_order` checks one range, `merge_summaries` and `broken_joints` join ranges.
+no common sort, join or shuffle: `summarize_order` checks one range, and `check/ranges.py` the edges between ranges.
 If the conditions fail, `total_order` looks for the smallest explanation: two members that disagree, else a cycle over
 several members, else contradictory keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -131,69 +131,6 @@ def summarize_order(deliveries: Rows) -> OrderSummary:
             )
         ),
     )
-
-
-def merge_summaries(summaries: Iterable[OrderSummary]) -> OrderSummary:
-    """Join the summaries of ranges that do not overlap."""
-    ranges = sorted((s for s in summaries if s.rows), key=lambda summary: summary.first_slot)
-    if not ranges:
-        return EMPTY_SUMMARY
-    logs: dict[tuple[int, int], LogSpan] = {}
-    streams: dict[tuple[int, int], StreamSpan] = {}
-    for part in ranges:
-        for log in part.logs:
-            known = logs.get((log.member, log.incarnation))
-            logs[log.member, log.incarnation] = log if known is None else replace(known, last_index=log.last_index)
-        for stream in part.streams:
-            stream_id = (stream.sender, stream.incarnation)
-            earlier = streams.get(stream_id)
-            streams[stream_id] = stream if earlier is None else replace(earlier, last_sequence=stream.last_sequence)
-    broken = list(broken_joints(ranges))
-    return OrderSummary(
-        rows=sum(part.rows for part in ranges),
-        first_slot=ranges[0].first_slot,
-        last_slot=ranges[-1].last_slot,
-        dense=all(part.dense for part in ranges) and not any(joint.breaks_density for joint in broken),
-        distinct=all(part.distinct for part in ranges)
-        and not any(joint.breaks_density and joint.breaks_order for joint in broken),
-        ordered=all(part.ordered for part in ranges) and not any(joint.breaks_order for joint in broken),
-        logs=tuple(logs[key] for key in sorted(logs)),
-        streams=tuple(streams[key] for key in sorted(streams)),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenJoint:
-    """Two ranges, by their position in the list, between which density or the order is broken."""
-
-    earlier: int
-    later: int
-    breaks_density: bool
-    breaks_order: bool
-
-
-def broken_joints(ranges: Sequence[OrderSummary]) -> Iterator[BrokenJoint]:
-    """The places where ranges, sorted by slot, do not fit together."""
-    logs: dict[tuple[int, int], tuple[int, int]] = {}
-    streams: dict[tuple[int, int], tuple[int, int]] = {}
-    before: int | None = None
-    for number, part in enumerate(ranges):
-        if part.rows == 0:
-            continue
-        if before is not None and part.first_slot <= before:
-            raise ValueError(f"ranges must not overlap, but two contain slot {part.first_slot}")
-        before = part.last_slot
-        for log in part.logs:
-            at, last = logs.get((log.member, log.incarnation), (number, log.first_index - 1))
-            # Keys must grow with the index across the edge, else a later range was delivered before an earlier one.
-            if last + 1 != log.first_index:
-                yield BrokenJoint(at, number, breaks_density=True, breaks_order=last >= log.first_index)
-            logs[log.member, log.incarnation] = (number, log.last_index)
-        for stream in part.streams:
-            at, last = streams.get((stream.sender, stream.incarnation), (number, stream.first_sequence - 1))
-            if last >= stream.first_sequence:
-                yield BrokenJoint(at, number, breaks_density=False, breaks_order=True)
-            streams[stream.sender, stream.incarnation] = (number, stream.last_sequence)
 
 
 def is_dense_from_zero(summary: OrderSummary) -> bool:

@@ -7,15 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unisono.cli.options import (
-    add_command,
-    add_json,
-    add_spark,
-    make_writable_folder,
-    print_json,
-    progress_reports,
-    spark_choice,
-)
+from unisono.cli.options import add_command, add_json, add_spark, make_writable_folder, spark_choice
+from unisono.cli.output import print_json, progress_reports
 from unisono.errors import InvalidOption
 from unisono.trace.files import RANGE_SLOTS, find_groups
 

@@ -21,16 +21,8 @@ from unisono.cli.demo_negotiation import (
     negotiate_demo,
     reliable_toml,
 )
-from unisono.cli.options import (
-    add_command,
-    add_json,
-    add_rate,
-    add_timing,
-    add_tolerance,
-    parse_fec,
-    print_json,
-    read_text,
-)
+from unisono.cli.options import add_command, add_json, add_rate, add_timing, add_tolerance, parse_fec, read_text
+from unisono.cli.output import print_json
 from unisono.cli.spark_verdict import verify_on_spark
 from unisono.cluster.member_process import join_as_member
 from unisono.cluster.report import ClusterReport, check_cluster_run, record_crashes
@@ -45,7 +37,6 @@ from unisono.model.text.sla import parse_slas
 from unisono.model.units import NS_PER_S, duration_ns, duration_text, ns_to_ms
 from unisono.trace.schema import group_folder
 
-# TC
 if TYPE_CHECKING:
     from rich.table import Table
 

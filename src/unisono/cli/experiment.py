@@ -20,11 +20,10 @@ from unisono.cli.options import (
     add_json,
     add_spark,
     make_writable_folder,
-    print_json,
-    progress_reports,
     read_text,
     spark_choice,
 )
+from unisono.cli.output import print_json, progress_reports
 from unisono.errors import InvalidOption, MissingDependency
 from unisono.experiments.catalogue import EXPERIMENTS, find_experiment, run_task
 from unisono.experiments.drawing import save_figure

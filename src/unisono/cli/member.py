@@ -12,15 +12,7 @@ import sys
 import threading
 
 import unisono
-from unisono.cli.options import (
-    add_command,
-    add_json,
-    add_rate,
-    add_timing,
-    add_tolerance,
-    parse_fec,
-    parse_reliable,
-)
+from unisono.cli.options import add_command, add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import orders_with
 from unisono.model.events import GRADES, Grade

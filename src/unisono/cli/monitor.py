@@ -19,11 +19,10 @@ from unisono.cli.options import (
     add_spark,
     duration,
     make_writable_folder,
-    print_json,
-    progress_reports,
     read_text,
     spark_choice,
 )
+from unisono.cli.output import print_json, progress_reports
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.errors import InvalidOption
 from unisono.model.events import SlaViolation

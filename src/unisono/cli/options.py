@@ -1,29 +1,22 @@
-"""Options, parsing and progress output that several verbs share."""
+"""Options that several verbs share, and their parsing."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unisono.errors import InvalidOption, UnisonoError
 from unisono.model.policy import Adaptive, Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
 from unisono.model.units import duration_ns
 
-# TC
 if TYPE_CHECKING:
     from unisono.pipeline.session import SparkChoice
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-from rich.console import Console
 
 
 def duration(text: str) -> int:
@@ -186,28 +179,3 @@ def make_writable_folder(option: str, path: Path) -> None:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise InvalidOption(option, f"cannot write to {path} ({error.strerror}); name another folder") from error
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-@contextmanager
-def progress_reports(first_report: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function that reports progress on standard error: a spinner on a terminal, else timed lines."""
-    console = Console(stderr=True)
-    if quiet:
-        yield _ignore_report
-        return
-    if not console.is_terminal:
-        began = time.monotonic()
-        sys.stderr.write(f"{first_report}\n")
-        yield lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr)
-        return
-    with console.status(first_report) as status:
-        yield status.update
-
-
-def _ignore_report(text: str) -> None:
-    """Report nothing, for `quiet`."""

@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from unisono.cli.options import add_command, add_json, add_rate, add_timing, duration, parse_fec, print_json
+from unisono.cli.options import add_command, add_json, add_rate, add_timing, duration, parse_fec
+from unisono.cli.output import print_json
 from unisono.errors import InvalidOption
 from unisono.model.delays import parse_delay
 from unisono.model.events import GRADES

@@ -12,7 +12,8 @@ from typing import Any
 from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_command, add_json, print_json, read_text
+from unisono.cli.options import add_command, add_json, read_text
+from unisono.cli.output import print_json
 from unisono.cli.swarm import DEFAULT_SEEDS, SWARMS, Swarm
 from unisono.errors import InvalidOption
 from unisono.model.faults import Pause

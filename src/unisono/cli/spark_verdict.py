@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, check_name, overall
-from unisono.cli.options import progress_reports
+from unisono.cli.output import progress_reports
 from unisono.cluster.report import ORDER_CHECKS
 from unisono.errors import MissingDependency
 

@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import (
-    add_command,
-    add_json,
-    add_spark,
-    duration,
-    iso_time,
-    print_json,
-    progress_reports,
-    spark_choice,
-)
+from unisono.cli.options import add_command, add_json, add_spark, duration, iso_time, spark_choice
+from unisono.cli.output import print_json, progress_reports
 
 
 def add_parser(verbs: Any) -> None:

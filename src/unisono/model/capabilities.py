@@ -128,7 +128,7 @@ def capabilities_of(order: str) -> Capabilities:
     """What the order of this name can do; InvalidOption if there is no such order."""
     found = CAPABILITIES.get(order)
     if found is None:
-        raise InvalidOption("order", f"one of {', '.join(sorted(CAPABILITIES))} is possible, not {order!r}")
+        raise InvalidOption("order", f"expected one of {', '.join(sorted(CAPABILITIES))}, got {order!r}")
     return found
 
 
@@ -147,15 +147,18 @@ def check_options(policy: Policy) -> None:
     for field, default in OPTION_DEFAULTS.items():
         if getattr(policy, field) != default and field not in capabilities_of(policy.order).options:
             others = [order for order, each in CAPABILITIES.items() if field in each.options]
-            text = f"the order {policy.order} does not do that; possible with {', '.join(others)}"
+            text = f"the order {policy.order} does not support this option; orders that do: {', '.join(others)}"
             if field == "grades" and policy.multigroup is not None:
                 text += (
-                    "; between groups, Multigroup(topology, optimistic=True, window_ns=...) delivers early and finally"
+                    "; for early and final deliveries between groups, leave out grades and use "
+                    "Multigroup(topology, optimistic=True, window_ns=...)"
                 )
             raise InvalidOption("topology" if field == "multigroup" else field, text)
     if policy.loss_burst and not policy.failures:
-        raise InvalidOption("loss_burst", "a lost message is a gap: allow gaps with failures=True")
+        raise InvalidOption("loss_burst", "lost messages leave gaps in the deliveries; set failures=True to allow gaps")
     if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
-        raise InvalidOption("reliable", "one remedy against loss at a time: not with fec or loss_burst")
+        raise InvalidOption("reliable", "cannot be combined with fec or loss_burst; give only one of the three")
     if policy.reliable is not None and policy.grades != "early":
-        raise InvalidOption("grades", "reliable multicast gives one grade: leave out either reliable or grades")
+        raise InvalidOption(
+            "grades", "cannot be combined with reliable, which gives only early deliveries; leave out one of the two"
+        )

@@ -354,13 +354,11 @@ class RunningMeasurement:
         self.service, self.store = service, store
         self.failure: Callable[[], str] = lambda: ""
         self._changed = threading.Condition()
-        self._batches = 0
 
     def on_batch_done(self, measured: MeasuredBatch, on_batch: OnBatch) -> None:
         """Record that a batch is done."""
         on_batch(measured)
         with self._changed:
-            self._batches += 1
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:

@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 
 from unisono.model.delays import Histogram
@@ -91,6 +92,22 @@ class MemberAlarm(Protocol):
         """Never call back again."""
 
 
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """What a member's transport is opened with."""
+
+    member: int
+    addresses: Mapping[int, tuple[str, int]]
+    """The address of every member; a host may be a name."""
+    multicast: tuple[str, int] | None
+    """The IP multicast group to use, if any."""
+    injection: FaultInjection | None
+    bound_socket: socket.socket | None
+    """The socket with which discovery found the group, if it did."""
+    timeout_s: float
+    """How long names may take to resolve."""
+
+
 class Environment(Protocol):
     """Opens everything that a joining member needs from the outside world."""
 
@@ -105,16 +122,7 @@ class Environment(Protocol):
     def open_clock(self, member: int, offset_ns: int) -> LocalClock:
         """The clock of a member, ahead of the real one by `offset_ns`."""
 
-    async def open_transport(
-        self,
-        member: int,
-        addresses: Mapping[int, tuple[str, int]],
-        *,
-        multicast: tuple[str, int] | None,
-        injection: FaultInjection | None,
-        bound_socket: socket.socket | None,
-        timeout_s: float,
-    ) -> Transport:
+    async def open_transport(self, options: TransportOptions) -> Transport:
         """The transport of a member."""
 
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
@@ -138,18 +146,14 @@ class UdpEnvironment:
     def open_clock(self, member: int, offset_ns: int) -> LocalClock:
         return WallClock(ahead_ns=offset_ns)
 
-    async def open_transport(
-        self,
-        member: int,
-        addresses: Mapping[int, tuple[str, int]],
-        *,
-        multicast: tuple[str, int] | None,
-        injection: FaultInjection | None,
-        bound_socket: socket.socket | None,
-        timeout_s: float,
-    ) -> Transport:
-        resolved = await resolve_all_async(addresses, timeout_s)
-        return UdpTransport(member, resolved, multicast=multicast, injection=injection, bound_socket=bound_socket)
+    async def open_transport(self, options: TransportOptions) -> Transport:
+        return UdpTransport(
+            options.member,
+            await resolve_all_async(options.addresses, options.timeout_s),
+            multicast=options.multicast,
+            injection=options.injection,
+            bound_socket=options.bound_socket,
+        )
 
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
         return Alarm(asyncio.get_running_loop(), clock, callback)

@@ -14,12 +14,9 @@ from unisono.model.faults import Duplication, Fault, Loss, LossModel, Partition
 from unisono.runtime.sockets import ReceiveCallback
 from unisono.wire.frame import sender_of
 
-INJECTABLE_FAULTS = (Loss, Duplication, Partition)
-"""The faults of a scenario that can be injected here, because they happen to datagrams."""
-
 
 class FaultInjection:
-    """Injects the faults of one member; ignores faults of kinds that are not INJECTABLE_FAULTS."""
+    """Injects the faults of one member; ignores faults that do not happen to datagrams."""
 
     def __init__(
         self,

@@ -187,8 +187,6 @@ class Alarm:
         self._created_ns = self._set_at_ns = clock.now()
         self._handle: asyncio.TimerHandle | None = None
         self._timer = _open_timer(loop, self._expired) if precise else None
-        self.precise = self._timer is not None
-        """Whether the alarm has a timerfd; without one it is late by a millisecond or more."""
 
     def set(self, at_ns: int | None) -> None:
         """Call back at this local time, or soon if it has passed. Replaces the time set before; None cancels it."""

@@ -388,11 +388,6 @@ class UdpTransport:
         return str(host), int(port)
 
     @property
-    def multicasting(self) -> bool:
-        """Whether datagrams to the whole group can go by IP multicast."""
-        return self._multicast_address is not None
-
-    @property
     def gso(self) -> bool:
         """Whether the kernel splits one call into many datagrams."""
         return self._outbox.gso
@@ -420,8 +415,12 @@ class UdpTransport:
         return self._dropped
 
     def counters(self) -> Mapping[str, int]:
-        """The sizes of the socket buffers that the kernel granted, in bytes."""
-        return {"receive_buffer_bytes": self.receive_buffer_granted, "send_buffer_bytes": self.send_buffer_granted}
+        """In bytes: the sizes of the socket buffers that the kernel granted, and the datagrams that wait for room."""
+        return {
+            "receive_buffer_bytes": self.receive_buffer_granted,
+            "send_buffer_bytes": self.send_buffer_granted,
+            "send_backlog_bytes": self._outbox.backlog_bytes,
+        }
 
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer, and the multicast group, unfragmented."""
@@ -453,11 +452,6 @@ class UdpTransport:
         if missing:
             self.errors["NO_ADDRESS"] += count * missing
         return addresses
-
-    @property
-    def backlog_bytes(self) -> int:
-        """How many bytes wait for room in the socket."""
-        return self._outbox.backlog_bytes
 
     def writable(self) -> bool:
         """Whether no datagram waits. While one waits, send no more; `on_batch_done` is called when all have gone."""

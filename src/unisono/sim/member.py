@@ -81,8 +81,10 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemberSetup:
-    """The parts of a simulated member that survive a restart: its application, its storage, and its order's bound."""
+    """The parts of a simulated member that survive a restart, such as its clock, its application and its storage."""
 
+    member: int
+    clock: Clock
     timing: Timing
     workload: ScheduledSends = field(default_factory=silent)
     bound_ns: int | None = None
@@ -130,21 +132,13 @@ class SimulatedMember:
     )
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        member: int,
-        stack: Machine,
-        clock: Clock,
-        setup: MemberSetup,
-        *,
-        recorder: Recorder | None = None,
-        incarnation: int = 1,
+        self, scheduler: Scheduler, setup: MemberSetup, stack: Machine, recorder: Recorder | None, incarnation: int
     ) -> None:
-        self.member = member
+        self.member = setup.member
+        self.clock = setup.clock
         self.setup = setup
         self.incarnation = incarnation
         self.stack = stack
-        self.clock = clock
         self.inactive_until_ns = NEVER
         """Nothing reaches the member before this time: the end of a pause; NEVER if it has not started or has ended."""
         self.accepted = 0
@@ -156,9 +150,9 @@ class SimulatedMember:
         self.notices: list[Notice] = []
         self.started_slot: int | None = None
         # Looked up once, because they run for every arriving datagram.
-        self._read_clock = clock.local
+        self._read_clock = setup.clock.local
         self._receive, self._step = stack.receive, stack.step
-        self._rows = None if recorder is None else EventRecorder(recorder, member, self._slot_of, setup.bound_ns)
+        self._rows = None if recorder is None else EventRecorder(recorder, setup.member, self._slot_of, setup.bound_ns)
         self._now = self._local_now = self._earliest_alarm = 0
         """True and local time of the step that is being carried out, and the earliest next wake-up."""
         self._scheduler = scheduler
@@ -272,10 +266,7 @@ class SimulatedMember:
 
     def restarted(self, stack: Machine, recorder: Recorder | None) -> Self:
         """The member after a crash: the same clock and application with a new stack, in the next incarnation."""
-        member, incarnation = self.member, self.incarnation + 1
-        return type(self)(
-            self._scheduler, member, stack, self.clock, self.setup, recorder=recorder, incarnation=incarnation
-        )
+        return type(self)(self._scheduler, self.setup, stack, recorder, self.incarnation + 1)
 
     def pause(self, now: int, until: int) -> None:
         """The member pauses."""
@@ -415,19 +406,11 @@ class PullingMember(SimulatedMember):
     __slots__ = ("_consuming", "_pulled_stack")
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        member: int,
-        stack: Machine,
-        clock: Clock,
-        setup: MemberSetup,
-        *,
-        recorder: Recorder | None = None,
-        incarnation: int = 1,
+        self, scheduler: Scheduler, setup: MemberSetup, stack: Machine, recorder: Recorder | None, incarnation: int
     ) -> None:
-        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        super().__init__(scheduler, setup, stack, recorder, incarnation)
         if not isinstance(stack, Stack):
-            raise TypeError(f"member {member} needs a stack of a priority order, not {stack!r}")
+            raise TypeError(f"member {setup.member} needs a stack of a priority order, not {stack!r}")
         self._pulled_stack, self._consuming = stack, False
 
     def arrive(self, now: int, data: bytes) -> None:
@@ -488,19 +471,11 @@ class RoutedMember(SimulatedMember):
     __slots__ = ("_multigroup_stack", "_routes")
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        member: int,
-        stack: Machine,
-        clock: Clock,
-        setup: MemberSetup,
-        *,
-        recorder: Recorder | None = None,
-        incarnation: int = 1,
+        self, scheduler: Scheduler, setup: MemberSetup, stack: Machine, recorder: Recorder | None, incarnation: int
     ) -> None:
-        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        super().__init__(scheduler, setup, stack, recorder, incarnation)
         if not isinstance(stack, MultigroupStack):
-            raise UnisonoError(f"the order of member {member} does not send to several groups")
+            raise UnisonoError(f"the order of member {setup.member} does not send to several groups")
         self._multigroup_stack, self._routes = stack, setup.routes
 
     def _submit_waiting(self, now: int, local: int) -> None:

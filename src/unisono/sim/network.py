@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import InvalidOption
@@ -117,15 +117,6 @@ def network_with_model(
     )
 
 
-def adversarial_network(
-    members: Sequence[int], adversary: Adversary, delta_ns: int, *, fifo: bool = True
-) -> SimulatedNetwork:
-    """A network in which an adversary chooses every delay."""
-    return SimulatedNetwork(
-        full_mesh(members, lambda a, b: delays_from_adversary(adversary, a, b, delta_ns), fifo=fifo)
-    )
-
-
 def corners(chance: RandomSource, delta_ns: int) -> Adversary:
     """A delay of 0 or Δ, with probability 1/2 each."""
     return lambda *_: delta_ns if chance.random() < 0.5 else 0
@@ -134,8 +125,3 @@ def corners(chance: RandomSource, delta_ns: int) -> Adversary:
 def constant_delay(delay_ns: int) -> Adversary:
     """The same delay for every datagram."""
     return lambda *_: delay_ns
-
-
-def delay_per_link(delays_ns: Mapping[tuple[int, int], int], default_ns: int = 0) -> Adversary:
-    """A delay per link, and a default for all other links."""
-    return lambda sender, receiver, *_: delays_ns.get((sender, receiver), default_ns)

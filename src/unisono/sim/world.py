@@ -106,13 +106,13 @@ class World:
         if member in self.members:
             raise InvalidOption("members", f"member {member} is already in the world")
         recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, incarnation=incarnation)
-        setup = MemberSetup(timing, workload or silent(), bound_ns, disk, consume_ns, priorities, routes)
+        setup = MemberSetup(member, clock, timing, workload or silent(), bound_ns, disk, consume_ns, priorities, routes)
         kind: type[SimulatedMember] = SimulatedMember
         if isinstance(stack, Stack) and stack.application_pulls:
             kind = PullingMember
         elif routes:
             kind = RoutedMember
-        added = kind(self, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        added = kind(self, setup, stack, recorder, incarnation)
         self.members[member] = added
         self._routes.clear()
         starts = max(self.start_ns if starts_at_ns is None else starts_at_ns, clock.true_at(0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -17,8 +16,7 @@ from unisono.model.events import Delivery
 from unisono.model.faults import Loss, LossModel, Span
 from unisono.model.units import NS_PER_S, duration_ns
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
-from unisono.runtime.environment import EnvironmentScope, MemberAlarm, Transport
-from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.environment import EnvironmentScope, MemberAlarm, Transport, TransportOptions
 from unisono.runtime.timers import LocalClock
 from unisono.testing.clocks import ClockControl
 from unisono.testing.transport import Address, MemoryTransport
@@ -192,21 +190,12 @@ class MemoryNetwork:
         """A clock that the test controls."""
         return self.clock.open_clock(member, offset_ns)
 
-    async def open_transport(
-        self,
-        member: int,
-        addresses: Mapping[int, Address],
-        *,
-        multicast: Address | None,
-        injection: FaultInjection | None,
-        bound_socket: socket.socket | None,
-        timeout_s: float,
-    ) -> Transport:
+    async def open_transport(self, options: TransportOptions) -> Transport:
         """A transport in memory, at the member's address."""
-        address = addresses[member]
+        member, address = options.member, options.addresses[options.member]
         if address in self._transports:
             raise InvalidOption("peers", f"the address {address[0]}:{address[1]} of member {member} is in use")
-        transport = MemoryTransport(member, addresses, self._carry, self._forget, injection)
+        transport = MemoryTransport(member, options.addresses, self._carry, self._forget, options.injection)
         self._transports[address] = transport
         return transport
 

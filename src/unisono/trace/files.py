@@ -23,7 +23,6 @@ import hashlib
 import os
 import re
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -57,6 +55,7 @@ from unisono.trace.schema import (
     write_meta,
 )
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated, expand_rows
+from unisono.trace.writer_thread import WriterThread
 
 RANGE_SLOTS: Final = 4096
 
@@ -588,7 +587,6 @@ def read_footer(path: Path) -> tuple[int, TimeRange | None]:
     return metadata.num_rows, (min(seen.min for seen in statistics), max(seen.max for seen in statistics))
 
 
-_POLL_S = 0.05
 _TUPLES_AT_ONCE = 2048
 """The writer converts this many tuples to columns at once; each batch holds the interpreter for well under a slot."""
 
@@ -650,11 +648,9 @@ class ParquetWriter:
         self._next_part: dict[int, int] = {}
         self._time_range: tuple[int, int] | None = None
         self._stamps: dict[str, FileStamp] = {}
-        self._closing = threading.Event()
-        self._closed = False
         _warm_up()
-        self._thread = threading.Thread(target=self._work, name=f"trace-{member}", daemon=True)
-        self._thread.start()
+        self._flush_at = time.monotonic() + flush_s
+        self._thread = WriterThread(f"trace-{member}", self._write_queued)
 
     @property
     def dropped(self) -> int:
@@ -681,7 +677,7 @@ class ParquetWriter:
     def put(self, packed: PackedRows) -> None:
         """Queue rows; never blocks."""
         rows = packed[COUNT_INDEX]
-        if self._closed or self._put_rows - self._processed_rows + rows > self._queue_rows:
+        if self._thread.stopped or self._put_rows - self._processed_rows + rows > self._queue_rows:
             self._refused_rows += rows
             return
         self._put_rows += rows
@@ -689,11 +685,8 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Write all queued rows, then the end record; a second call does nothing."""
-        if self._closed:
+        if not self._thread.stop():
             return
-        self._closed = True
-        self._closing.set()
-        self._thread.join()
         problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         write_end(
             self._folder,
@@ -710,23 +703,17 @@ class ParquetWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self) -> None:
-        flush_at = time.monotonic() + self._flush_s
-        while True:
-            last = self._closing.wait(_POLL_S)
-            self._drain_queue()
-            now = time.monotonic()
-            if last or now >= flush_at:
-                flush_at = now + self._flush_s
-                for number in sorted(self._parts):
-                    self._write(number)
-            if last and not self._queue:
-                return
+    def _write_queued(self, last: bool) -> bool:
+        self._drain_queue()
+        now = time.monotonic()
+        if last or now >= self._flush_at:
+            self._flush_at = now + self._flush_s
+            for number in sorted(self._parts):
+                self._write(number)
+        return not self._queue
 
     def _drain_queue(self) -> None:
         """Sort the queued rows into ranges of slots; write a range as soon as it is full."""

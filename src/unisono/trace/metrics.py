@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +22,12 @@ from dataclasses import fields as fields_of
 from itertools import chain, starmap
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
 from unisono.model.sla import METRICS, MetricRow, Shape, Side
 from unisono.trace.schema import TraceDamaged, group_folder
+from unisono.trace.writer_thread import WriterThread
 
 METRIC_VERSION: Final = 1
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
@@ -158,7 +157,6 @@ def from_line(line: str) -> MetricRecord:
     return from_fields(fields)
 
 
-_POLL_S = 0.05
 _QUEUE_ROWS = 100_000
 _VERSION_KEY = b"unisono.metrics.version"
 
@@ -199,10 +197,7 @@ class MetricWriter:
         self.path = folder / f"member={member}.{incarnation}.jsonl"
         self._file = self.path.open("x", encoding="utf-8")
         self._queue: deque[MetricRow] = deque()
-        self._closing = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name=f"metrics-{member}", daemon=True)
-        self._thread.start()
+        self._thread = WriterThread(f"metrics-{member}", self._write_queued)
 
     @property
     def dropped(self) -> int:
@@ -211,19 +206,16 @@ class MetricWriter:
 
     def put(self, rows: Sequence[MetricRow]) -> None:
         """Queue the rows of one interval; never blocks."""
-        if self._closed or len(self._queue) + len(rows) > _QUEUE_ROWS:
+        if self._thread.stopped or len(self._queue) + len(rows) > _QUEUE_ROWS:
             self._refused_rows += len(rows)
             return
         self._queue.extend(rows)
 
-    def _work(self) -> None:
-        while True:
-            last = self._closing.wait(_POLL_S)
-            rows = [self._queue.popleft() for _ in range(len(self._queue))]
-            if rows:
-                self._append(rows)
-            if last and not self._queue:
-                return
+    def _write_queued(self, last: bool) -> bool:
+        rows = [self._queue.popleft() for _ in range(len(self._queue))]
+        if rows:
+            self._append(rows)
+        return not self._queue
 
     def _append(self, rows: list[MetricRow]) -> None:
         try:
@@ -240,20 +232,14 @@ class MetricWriter:
 
     def close(self) -> None:
         """Write all queued rows, then the Parquet file; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        self._closing.set()
-        self._thread.join()
-        self._file.close()
-        write_metrics(self.path.with_suffix(".parquet"), list(read_stream(self.path)))
+        if self._thread.stop():
+            self._file.close()
+            write_metrics(self.path.with_suffix(".parquet"), list(read_stream(self.path)))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -282,26 +268,6 @@ def read_stream(path: str | os.PathLike[str]) -> Iterator[MetricRecord]:
                 yield from_line(line)
             except ValueError as error:
                 raise TraceDamaged(path, f"line {number}: {error}") from error
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[MetricRecord]:
-    """The records of a Parquet file of metrics."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
-    version = (table.schema.metadata or {}).get(_VERSION_KEY)
-    missing = [name for name in metric_schema().names if name not in table.schema.names]
-    if missing:
-        raise TraceDamaged(path, f"lacks the columns {', '.join(missing)}")
-    stated = {"version": int(version) if version and version.isdigit() else version}
-    try:
-        return [from_fields({**stated, **fields}) for fields in table.to_pylist()]
-    except ValueError as error:
-        raise TraceDamaged(path, str(error)) from error
 
 
 _PATTERNS = ("member=*.jsonl", "metrics/*.jsonl", "group=*/metrics/*.jsonl", "run=*/group=*/metrics/*.jsonl")

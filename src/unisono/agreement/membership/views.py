@@ -60,8 +60,6 @@ from unisono.agreement.membership.messages import (
     StateChunk,
     Unicast,
     Vector,
-    decode_next_view,
-    encode_next_view,
 )
 from unisono.agreement.membership.multicast import (
     WAITING_MAX,
@@ -433,7 +431,7 @@ class Membership:
         has_listened = now >= self._started_ns + 2 * self._every_ns
         all_present = has_listened and len(present) == len(self.incarnations)
         if all_present or (not waits_for_all and len(present) >= consensus.majority):
-            consensus.propose(now, 1, encode_next_view(NextView(present, {})))
+            consensus.propose(now, 1, wire.encode_next_view(NextView(present, {})))
 
     # -- view change: flush, last messages, proposal ---------------------------------------------------------
 
@@ -486,7 +484,7 @@ class Membership:
         voters = {*attempt.survivors, *self._requests.leaving}
         if next_view is not None and self._consensus is not None and len(voters) >= self._consensus.majority:
             attempt.proposed = True
-            self._consensus.propose(now, 1, encode_next_view(next_view))
+            self._consensus.propose(now, 1, wire.encode_next_view(next_view))
 
     def _block(self, now: int) -> None:
         if self._view_multicast is not None and not self._view_multicast.frozen:
@@ -502,12 +500,12 @@ class Membership:
         elif self._view_multicast is None:
             self._consensus = None  # the group exists already, so this member must not found one
         elif decided.view_id > self.view_id:
-            next_view = decode_next_view(decided.value)
+            next_view = wire.decode_next_view(decided.value)
             if next_view is not None and next_view.members.get(self.me) != self.incarnation:
                 self._leave_group()
 
     def _on_decision(self, now: int, value: bytes) -> None:
-        next_view = decode_next_view(value)
+        next_view = wire.decode_next_view(value)
         if next_view is None:
             self.ignored["malformed"] += 1
             return
@@ -764,7 +762,7 @@ class PastViews:
         """
         known = self.decision_after(in_view)
         if known is None and in_view < view_id - 1:
-            return NextViewDecided(view_id - 1, encode_next_view(NextView(incarnations, {})))
+            return NextViewDecided(view_id - 1, wire.encode_next_view(NextView(incarnations, {})))
         return known
 
 

@@ -83,14 +83,6 @@ def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
     return datagrams
 
 
-def net_avg_per_slot(app_avg_per_slot: float, a: int, b: int) -> float:
-    """NetAvgRate <= AppAvgRate·b/(b-a) + a + 1, in datagrams per slot (001-2).
-
-    It follows from M' <= M + 1 and ⌈M'/(b-a)⌉ <= (M'+b-a-1)/(b-a). `app_avg_per_slot` does not count end-of-slot marks.
-    """
-    return app_avg_per_slot * b / (b - a) + a + 1
-
-
 def residual_loss(loss: float, a: int, b: int) -> float:
     """The fraction of originals that stay lost if each datagram is lost with this probability, independently.
 
@@ -115,8 +107,8 @@ def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offe
     """An order's offer, adjusted for the cost of this layer.
 
     The order sends at least an end-of-slot mark in each slot, so its O frames per second become at most
-    O·b/(b-a) + a(b-a-1)/(b-a)/Θ; for O = AppAvgRate + 1/Θ that is `net_avg_per_slot`. The latency bound stays the same
-    (001-7).
+    O·b/(b-a) + a(b-a-1)/(b-a)/Θ; for O = AppAvgRate + 1/Θ that is AppAvgRate·b/(b-a) + (a+1)/Θ (001-2). The latency
+    bound stays the same (001-7).
     """
     a, b = checked_fec(fec)
     k = b - a

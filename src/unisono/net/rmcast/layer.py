@@ -364,11 +364,6 @@ class Rmcast:
         """Whether copies of this process's own messages remain to be sent."""
         return self._own_broadcasting > 0
 
-    def held_counts(self) -> tuple[int, int]:
-        """How many frames are kept for a broadcast, and how many numbers above the contiguous range are tracked."""
-        streams = self._streams.values()
-        return self._own_broadcasting + sum(len(s.held) for s in streams), sum(len(s.received.seen) for s in streams)
-
     def counters(self) -> Mapping[str, int]:
         """What became of messages and copies."""
         return {"taken_over": self.copies_taken_over, "lost": self.lost.total(), "ignored": self.ignored.total()}

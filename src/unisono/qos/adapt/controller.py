@@ -420,10 +420,6 @@ class Adapter:
 
         return record
 
-    def controls(self, layer: str) -> bool:
-        """Whether the settings of this layer are adapted."""
-        return layer in self._controllers
-
     def step(
         self, rows: Sequence[MetricRow], until_ns: int, findings: Sequence[Finding]
     ) -> tuple[Settings | None, list[Violation | Notice]]:

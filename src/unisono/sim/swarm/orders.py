@@ -14,11 +14,9 @@ from dataclasses import replace
 from random import Random
 
 from unisono.model.delays import ConstantDelay, DelayModel, UniformDelay
-from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
+from unisono.model.faults import Crash, Fault, Loss, Partition, Pause, Span
 from unisono.model.scenario import (
     EPOCH_NS,
-    Adversary,
-    Clocks,
     Expectation,
     Leave,
     Network,
@@ -35,6 +33,7 @@ from unisono.orders.cbr.bounds import latency_bound_ns as cbr_bound_ns
 from unisono.orders.leader.broadcast import latency_bound_ns as leader_bound_ns
 from unisono.orders.leader.timestamp import latency_bound_ns as timestamp_bound_ns
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
+from unisono.sim.swarm.draws import duplication_and_reordering, random_clocks
 from unisono.stack import build
 
 FORMING_NS = 8 * NS_PER_MS
@@ -66,7 +65,6 @@ def _scenario(
     reservation: str = "sender",
     fifo: bool | None = None,
 ) -> Scenario:
-    adversaries: tuple[Adversary, ...] = ("none", "corners", "corners", "all_delta")
     delays: tuple[DelayModel, ...] = (
         UniformDelay(0, timing.delta_ns),
         ConstantDelay(random_below(chance, timing.delta_ns + 1)),
@@ -81,7 +79,7 @@ def _scenario(
         workloads={member: _workload(chance, rate, max_message) for member, rate in rates.items()},
         network=Network(
             random_choice(chance, delays),
-            random_choice(chance, adversaries),
+            random_choice(chance, ("none", "corners", "corners", "all_delta")),
             fifo=random_bool(chance, 0.8) if fifo is None else fifo,
         ),
         run_ns=run_ns,
@@ -94,11 +92,7 @@ def _scenario(
         fec=fec,
         processing_ns=processing_ns,
         reservation=reservation,
-        clocks=Clocks(
-            random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=random_choice(chance, (100.0, 1e6)),
-            step_every_ns=random_int(chance, NS_PER_MS, 30 * NS_PER_MS),
-        ),
+        clocks=random_clocks(chance, (100.0, 1e6), 30 * NS_PER_MS),
         faults=tuple(faults or ()),
         steps=tuple(steps or ()),
         expect=Expectation("valid", bound_ns),
@@ -157,13 +151,7 @@ def _rate_changes(chance: Random, members: tuple[int, ...], timing: Timing, run_
 
 
 def _duplication_and_reordering(chance: Random) -> list[Fault]:
-    """Faults within Δ that orders must tolerate, although the network of the paper does not have them."""
-    faults: list[Fault] = []
-    if random_bool(chance, 0.25):
-        faults.append(Duplication(Span(), random_choice(chance, (0.05, 0.5))))
-    if random_bool(chance, 0.25):
-        faults.append(Reordering(Span(), random_choice(chance, (0.05, 0.5))))
-    return faults
+    return duplication_and_reordering(chance, 0.25, (0.05, 0.5))
 
 
 def _formed_ns(timing: Timing, steps: list[ScenarioStep]) -> int:

@@ -7,7 +7,7 @@ rates and leave. `stormy` violates the assumptions, so only safety can be requir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -19,11 +19,10 @@ from unisono.model.delays import (
     LognormalDelay,
     UniformDelay,
 )
-from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
+from unisono.model.faults import Crash, Fault, Loss, Partition, Pause, Span
 from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
-    Clocks,
     Expectation,
     Leave,
     Network,
@@ -39,6 +38,7 @@ from unisono.model.scenario import (
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_MS, NS_PER_S, Rate
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
+from unisono.sim.swarm.draws import duplication_and_reordering, random_clocks
 
 LATEST_START_NS = 30 * NS_PER_MS
 
@@ -56,25 +56,11 @@ def calm(seed: int) -> Scenario:
     max_message = random_choice(chance, (1, 64, 1000, 3000))
     rates = {member: _rate(chance, timing, max_message) for member in members}
     run_ns = random_int(chance, 15, 40) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
-    return Scenario(
-        source=f"calm({seed})",
-        group="swarm",
-        order="vbr",
-        members=members,
-        timing=timing,
-        rates=rates,
-        workloads={member: _workload(chance, rates[member], timing, max_message) for member in members},
-        network=_network(chance, timing),
-        run_ns=run_ns,
-        seed=seed,
+    return replace(
+        _vbr_scenario(chance, f"calm({seed})", seed, timing, rates, max_message=max_message, run_ns=run_ns),
         epoch_ns=random_choice(chance, (0, EPOCH_NS, EPOCH_NS + random_below(chance, NS_PER_S))),
-        max_message=max_message,
         max_frame=random_choice(chance, (256, 576, 1400)),
-        clocks=Clocks(
-            random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=random_choice(chance, (100.0, 10_000.0, 1e6)),
-            step_every_ns=random_int(chance, NS_PER_MS, 50 * NS_PER_MS),
-        ),
+        clocks=random_clocks(chance, (100.0, 10_000.0, 1e6), 50 * NS_PER_MS),
         faults=_duplication_and_reordering(chance),
         steps=_steps(chance, members, timing, max_message, run_ns),
     )
@@ -133,29 +119,37 @@ def churning(seed: int) -> Scenario:
         for _ in range(random_int(chance, 0, 3))
     ]
     has_pause = any(isinstance(fault, Pause) for fault in faults)
-    return Scenario(
-        source=f"churning({seed})",
-        group="swarm",
-        order="vbr",
-        members=members,
-        timing=timing,
-        rates=rates,
-        workloads={member: _workload(chance, rates[member], timing, max_message) for member in members},
-        network=replace(_network(chance, timing), fifo=True),
-        run_ns=trouble_ns + 8 * (timing.delta_ns + timing.gamma_ns) + (10 + 2 * loss_burst) * theta + 60 * NS_PER_MS,
-        seed=seed,
-        max_message=max_message,
+    run_ns = trouble_ns + 8 * (timing.delta_ns + timing.gamma_ns) + (10 + 2 * loss_burst) * theta + 60 * NS_PER_MS
+    base = _vbr_scenario(chance, f"churning({seed})", seed, timing, rates, max_message=max_message, run_ns=run_ns)
+    return replace(
+        base,
+        network=replace(base.network, fifo=True),
         max_frame=random_choice(chance, (256, 1400)),
         failures=True,
         loss_burst=loss_burst,
-        clocks=Clocks(
-            random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=random_choice(chance, (100.0, 1e6)),
-            step_every_ns=random_int(chance, NS_PER_MS, 50 * NS_PER_MS),
-        ),
+        clocks=random_clocks(chance, (100.0, 1e6), 50 * NS_PER_MS),
         faults=tuple(faults),
         steps=tuple(steps),
         expect=Expectation("unknown" if has_pause else "valid"),
+    )
+
+
+def _vbr_scenario(
+    chance: Random, source: str, seed: int, timing: Timing, rates: Mapping[int, Rate], *, max_message: int, run_ns: int
+) -> Scenario:
+    """A run without faults; its workloads and its network are random."""
+    return Scenario(
+        source=source,
+        group="swarm",
+        order="vbr",
+        members=tuple(rates),
+        timing=timing,
+        rates=rates,
+        workloads={member: _workload(chance, rate, timing, max_message) for member, rate in rates.items()},
+        network=_network(chance, timing),
+        run_ns=run_ns,
+        seed=seed,
+        max_message=max_message,
     )
 
 
@@ -261,13 +255,7 @@ def _network(chance: Random, timing: Timing) -> Network:
 
 
 def _duplication_and_reordering(chance: Random) -> tuple[Fault, ...]:
-    """Faults within Δ that orders must tolerate, although the network of the paper does not have them."""
-    faults: list[Fault] = []
-    if random_bool(chance, 0.4):
-        faults.append(Duplication(Span(), random_choice(chance, (0.05, 0.5, 1.0))))
-    if random_bool(chance, 0.4):
-        faults.append(Reordering(Span(), random_choice(chance, (0.05, 0.5, 1.0))))
-    return tuple(faults)
+    return tuple(duplication_and_reordering(chance, 0.4, (0.05, 0.5, 1.0)))
 
 
 def _steps(

@@ -1,0 +1,33 @@
+"""Random parts of scenarios that several swarms draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from unisono.model.faults import Duplication, Fault, Reordering, Span
+from unisono.model.scenario import Clocks
+from unisono.model.units import NS_PER_MS
+from unisono.sim.random_streams import random_bool, random_choice, random_int
+
+
+def random_clocks(chance: Random, drifts_ppm: Sequence[float], longest_step_ns: int) -> Clocks:
+    """Clocks of any kind, with one of these drifts, and steps at least 1 ms and at most `longest_step_ns` apart."""
+    return Clocks(
+        random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
+        drift_ppm=random_choice(chance, drifts_ppm),
+        step_every_ns=random_int(chance, NS_PER_MS, longest_step_ns),
+    )
+
+
+def duplication_and_reordering(chance: Random, probability: float, shares: Sequence[float]) -> list[Fault]:
+    """Faults within Δ that orders must tolerate, although the network of the paper does not have them.
+
+    Each of the two occurs with `probability`, and then affects one of these shares of the datagrams.
+    """
+    faults: list[Fault] = []
+    if random_bool(chance, probability):
+        faults.append(Duplication(Span(), random_choice(chance, shares)))
+    if random_bool(chance, probability):
+        faults.append(Reordering(Span(), random_choice(chance, shares)))
+    return faults
