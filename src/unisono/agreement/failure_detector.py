@@ -27,7 +27,8 @@ from unisono.errors import InvalidOption
 from unisono.model.delays import Histogram, bucket_middle
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_MS, NS_PER_S
-from unisono.wire.control import Heartbeat, decode_heartbeat, encode_heartbeat
+from unisono.wire.codec import control_frame, message_in
+from unisono.wire.control import Heartbeat
 from unisono.wire.frame import Frame, Kind
 
 GENERATION_SAMPLES = 500
@@ -176,9 +177,9 @@ class FailureDetector:
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A heartbeat has arrived. One that is older than an earlier arrival, or repeated, is ignored."""
-        heartbeat = decode_heartbeat(bytes(frame.body))
+        heartbeat = message_in(frame, Heartbeat)
         state = self._peer_state(frame.sender, now)
-        if heartbeat is None or state is None or frame.incarnation < state.incarnation:
+        if state is None or frame.incarnation < state.incarnation:
             return
         if frame.incarnation > state.incarnation:
             state.intervals, state.incarnation = self._new_intervals(heartbeat.every_ns), frame.incarnation
@@ -227,8 +228,8 @@ class FailureDetector:
 
     def _send_heartbeat(self, now: int) -> None:
         self._serial += 1
-        body = encode_heartbeat(Heartbeat(self._serial, self._every_ns))
-        self.down.append(Frame(Kind.HEARTBEAT, self.me, self._incarnation, self._epoch, 0, 0, sent_ns=now, body=body))
+        heartbeat = Heartbeat(self._serial, self._every_ns)
+        self.down.append(control_frame(heartbeat, self.me, self._incarnation, self._epoch, sent_ns=now))
 
     def _new_intervals(self, every_ns: int) -> HeartbeatIntervals:
         return HeartbeatIntervals(every_ns, self._mistake_probability)

@@ -23,7 +23,8 @@ from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.timing import Throttle
 from unisono.model.units import NS_PER_S, duration_text
-from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Echo, Probe
 from unisono.wire.frame import Frame, Kind
 
 SAMPLES_KEPT = 8
@@ -98,16 +99,13 @@ class ClockCheck:
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Answer a PROBE, evaluate an ECHO."""
-        if frame.kind is Kind.PROBE:
-            sent = decode_probe(bytes(frame.body))
-            if sent is not None:
-                self.down.append(self._frame(Kind.ECHO, frame.sender, now, encode_echo(sent, now, now)))
-        elif frame.kind is Kind.ECHO:
-            echo = decode_echo(bytes(frame.body))
-            if echo is not None:
-                self._sample(frame, now, *echo)
-        else:
-            self.up.append(frame)
+        match frame.message:
+            case Probe(sent_ns):
+                self._send(now, Echo(sent_ns, now, now), frame.sender)
+            case Echo(probe_sent_ns, received_ns, sent_ns):
+                self._sample(frame, now, probe_sent_ns, received_ns, sent_ns)
+            case _:
+                self.up.append(frame)
 
     def _sample(self, frame: Frame, now: int, sent: int, peer_received: int, peer_sent: int) -> None:
         round_trip = (now - sent) - (peer_sent - peer_received)
@@ -202,7 +200,7 @@ class ClockCheck:
         self._woken_at = now
         for peer in [peer for peer, at in self._extra_probes.items() if at <= now]:
             del self._extra_probes[peer]
-            self.down.append(self._frame(Kind.PROBE, peer, now, encode_probe(now)))
+            self._send(now, Probe(now), peer)
         if self._next_probe is None or now < self._next_probe:
             return
         peer = self._peers[self._probes_sent % len(self._peers)]
@@ -211,7 +209,7 @@ class ClockCheck:
         self._probes_sent += 1
         period = self._policy.probe_every_ns // len(self._peers)
         self._next_probe = now + max(1, period // 20 if quick else period)
-        self.down.append(self._frame(Kind.PROBE, peer, now, encode_probe(now)))
+        self._send(now, Probe(now), peer)
 
     def wake_at(self) -> int | None:
         """When the next probe is due, or None."""
@@ -219,9 +217,9 @@ class ClockCheck:
             return self._next_probe
         return min(self._next_probe, *self._extra_probes.values())
 
-    def _frame(self, kind: Kind, to: int, now: int, body: bytes) -> Frame:
+    def _send(self, now: int, message: Probe | Echo, to: int) -> None:
         policy = self._policy
-        return Frame(kind, policy.member, policy.incarnation, policy.epoch, 0, 0, sent_ns=now, body=body, to=to)
+        self.down.append(control_frame(message, policy.member, policy.incarnation, policy.epoch, sent_ns=now, to=to))
 
     def change_incarnation(self, policy: Policy) -> None:
         """This member has a new incarnation; later frames carry it."""

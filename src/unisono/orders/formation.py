@@ -79,10 +79,7 @@ class RateExchange:
 
     def from_below(self, now: int, frame: Frame) -> Violation | None:
         """A HELLO has arrived; returns a violation if it shows a new problem."""
-        hello = decode_hello(bytes(frame.body))
-        if hello is None:
-            return None
-        peer = frame.sender
+        hello, peer = message_in(frame, Hello), frame.sender
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
             return self._report_problem(ViolationKind.POLICY_DIFFERS, peer, problem)
@@ -196,36 +193,32 @@ class RateExchange:
             for peer in self._peers
             if peer in self._hellos
         )
-        body = encode_hello(
-            Hello(
-                timing.theta_ns,
-                timing.delta_ns,
-                timing.gamma_ns,
-                members_key(policy.view.members),
-                rate.avg,
-                rate.burst,
-                rate.bytes_per_slot(policy.max_message),
-                self._own_first_slot,
-                self.complete,
-                seen_peers,
-                policy.failures,
-                policy.fec,
-                policy.loss_burst,
-                self.slot_changes,
-                order_key(policy),
-            )
+        hello = Hello(
+            timing.theta_ns,
+            timing.delta_ns,
+            timing.gamma_ns,
+            members_key(policy.view.members),
+            rate.avg,
+            rate.burst,
+            rate.bytes_per_slot(policy.max_message),
+            self._own_first_slot,
+            self.complete,
+            seen_peers,
+            policy.failures,
+            *(policy.fec or (0, 0)),
+            policy.loss_burst,
+            self.slot_changes,
+            order_key(policy),
         )
         for multicast in (False, True) if policy.multicast and not to else (False,):
-            frame = Frame(
-                Kind.HELLO,
+            frame = control_frame(
+                hello,
                 policy.member,
                 policy.incarnation,
                 policy.epoch,
-                timing.slot_of(now),
-                0,
+                slot=timing.slot_of(now),
                 burst=rate.burst,
                 sent_ns=now,
-                body=body,
                 to=to,
                 multicast=multicast,
             )

@@ -1,10 +1,26 @@
-"""Encoding and decoding of message references and message sets, which the messages of several orders contain."""
+"""The bytes of messages: one specification of the fields per kind of message.
+
+A `Spec` lists the fields of a message in their order on the wire, with their bounds. Encoder and decoder follow from
+it. The door decodes every control message once and hands the typed message to the layers. Only the frame header and
+packed messages are coded by hand, in `frame`, because every message passes through them.
+
+`Reader` and the functions for message references and message sets serve stored states, which are not frames.
+"""
 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from math import inf, nextafter
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet, SequenceRange
+from unisono.model.units import EVERYONE
+from unisono.wire.frame import Frame, Kind
 
 SEQUENCE_LIMIT = 2**63
 """Sequence numbers are smaller than this."""
@@ -92,3 +108,326 @@ class Reader:
         remaining = len(self._data) - self._at
         if length > remaining:
             raise Unreadable(f"expected {length} bytes at offset {self._at}, but only {remaining} remain")
+
+
+# -- specifications ------------------------------------------------------------------------------------------
+
+_Message = TypeVar("_Message")
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A field of fixed size: its attribute in the message, its struct code, and the values that are allowed.
+
+    `read` turns the number on the wire into the attribute's value, and `write` does the reverse. With `counts`, the
+    field is not an attribute but the number of items of that attribute, whose part follows.
+    """
+
+    name: str
+    code: str
+    least: float = 0
+    most: float = inf
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] | None = None
+    counts: bool = False
+
+    def wire_value(self, message: object) -> Any:
+        """The field's value on the wire, for a message."""
+        value = getattr(message, self.name)
+        if self.counts:
+            return len(value)
+        return value if self.write is None else self.write(value)
+
+
+def u8(name: str, least: int = 0, most: int = 2**8 - 1) -> Fixed:
+    """A number of 8 bits."""
+    return Fixed(name, "B", least, most)
+
+
+def u16(name: str, least: int = 0, most: int = 2**16 - 1) -> Fixed:
+    """A number of 16 bits, such as a member."""
+    return Fixed(name, "H", least, most)
+
+
+def u32(name: str, least: int = 0, most: int = 2**32 - 1) -> Fixed:
+    """A number of 32 bits, such as an incarnation."""
+    return Fixed(name, "I", least, most)
+
+
+def u63(name: str, least: int = 0, most: int = SEQUENCE_LIMIT - 1) -> Fixed:
+    """A number of 64 bits that is less than 2**63, so that sums of two of them still fit: slots, times, sequences."""
+    return Fixed(name, "Q", least, most)
+
+
+def u64(name: str) -> Fixed:
+    """Any number of 64 bits."""
+    return Fixed(name, "Q")
+
+
+def boolean(name: str) -> Fixed:
+    """A byte that is 0 or 1."""
+    return Fixed(name, "B", 0, 1, bool)
+
+
+def choice(name: str, options: type[IntEnum]) -> Fixed:
+    """A byte with the value of an enumeration, whose values have no gaps."""
+    if sorted(options) != list(range(min(options), max(options) + 1)):
+        raise TypeError(f"{name}: the values of {options} have gaps")
+    return Fixed(name, "B", min(options), max(options), options)
+
+
+def real(name: str, above: float, below: float) -> Fixed:
+    """A floating-point number between two others, which are not allowed themselves. NaN is never allowed."""
+    return Fixed(name, "d", nextafter(above, inf), nextafter(below, -inf))
+
+
+def count(name: str, code: str = "H", least: int = 0, most: float = inf) -> Fixed:
+    """The number of items of the attribute `name`, whose part follows later."""
+    return Fixed(name, code, least, most, counts=True)
+
+
+class Part(ABC):
+    """An attribute of variable size, after the fields of fixed size."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def encode(self, value: Any) -> bytes:
+        """Encode the attribute's value."""
+
+    @abstractmethod
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        """Decode the value at offset `at`; returns it and the offset after it. `items` is the number of its `count`."""
+
+
+class Bytes(Part):
+    """As many bytes as the `count` says; without a `count`, all bytes up to the end of the message."""
+
+    def encode(self, value: bytes) -> bytes:
+        return value
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[bytes, int]:
+        end = _end_of_rows(self.name, body, at, items, 1)
+        return body[at:end], end
+
+
+class Values(Part):
+    """Byte strings of different sizes: a table of their lengths, then the strings."""
+
+    def encode(self, value: Sequence[bytes]) -> bytes:
+        return b"".join((struct.pack(f"!{len(value)}I", *map(len, value)), *value))
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[bytes, ...], int]:
+        number = items or 0
+        start = at + 4 * number
+        if start > len(body):
+            raise Unreadable(f"{self.name}: the lengths of {number} values do not fit")
+        ends = list(accumulate(struct.unpack_from(f"!{number}I", body, at), initial=start))
+        if ends[-1] > len(body):
+            raise Unreadable(f"{self.name}: the values take {ends[-1] - start} bytes, {len(body) - start} remain")
+        return tuple(body[a:b] for a, b in pairwise(ends)), ends[-1]
+
+
+class Items(Part):
+    """Messages one after the other: as many as the `count` says; without a `count`, up to the end of the message."""
+
+    def __init__(self, name: str, item: Spec[Any]) -> None:
+        super().__init__(name)
+        self._item = item
+
+    def encode(self, value: Iterable[Any]) -> bytes:
+        return b"".join(map(self._item.encode, value))
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[Any, ...], int]:
+        found: list[Any] = []
+        while at < len(body) if items is None else len(found) < items:
+            item, at = self._item.decode_at(body, at)
+            found.append(item)
+        return tuple(found), at
+
+
+class Numbers(Part):
+    """Numbers of equal size. Without a `count`, they fill the rest of the message."""
+
+    def __init__(self, name: str, code: str, least: int = 0, most: float = inf) -> None:
+        super().__init__(name)
+        self._code, self._least, self._most = code, least, most
+
+    def encode(self, value: Sequence[int]) -> bytes:
+        return struct.pack(f"!{len(value)}{self._code}", *value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[int, ...], int]:
+        size = struct.calcsize(self._code)
+        end = _end_of_rows(self.name, body, at, items, size)
+        numbers = struct.unpack_from(f"!{(end - at) // size}{self._code}", body, at)
+        if numbers and not self._least <= min(numbers) <= max(numbers) <= self._most:
+            raise Unreadable(f"{self.name}: expected numbers from {self._least} to {self._most}, found {numbers}")
+        return numbers, end
+
+
+class Mapped(Part):
+    """A mapping from numbers to numbers, in ascending order of its keys, each key once."""
+
+    def __init__(self, name: str, codes: str, most: float = SEQUENCE_LIMIT - 1) -> None:
+        super().__init__(name)
+        self._form = struct.Struct(f"!{codes}")
+        self._most = most
+
+    def encode(self, value: Mapping[int, int]) -> bytes:
+        return b"".join(self._form.pack(*item) for item in sorted(value.items()))
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[dict[int, int], int]:
+        end = _end_of_rows(self.name, body, at, items, self._form.size)
+        found: dict[int, int] = dict(self._form.iter_unpack(body[at:end]))
+        if len(found) != (end - at) // self._form.size or max(found.values(), default=0) > self._most:
+            raise Unreadable(f"{self.name}: a key is repeated, or a value is more than {self._most}")
+        return found, end
+
+
+def _end_of_rows(name: str, body: bytes, at: int, items: int | None, size: int) -> int:
+    """The offset after rows of this size: `items` of them, or as many as the message still has."""
+    if items is None:
+        if (len(body) - at) % size:
+            raise Unreadable(f"{name}: {len(body) - at} bytes are not a whole number of items of {size} bytes")
+        return len(body)
+    end = at + items * size
+    if end > len(body):
+        raise Unreadable(f"{name}: {items} items of {size} bytes do not fit into {len(body) - at} bytes")
+    return end
+
+
+class Spec(Generic[_Message]):
+    """The fields of one kind of message, in their order on the wire. Encoder, decoder and bounds follow from it.
+
+    Fields of fixed size come first, then the parts of variable size. `check` says whether the fields of a message agree
+    with each other; the bounds of a single field belong to the field.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., _Message],
+        *fields: Fixed | Part,
+        check: Callable[[_Message], bool] | None = None,
+    ) -> None:
+        self._make = make
+        self._fixed = tuple(each for each in fields if isinstance(each, Fixed))
+        self._parts = tuple(each for each in fields if isinstance(each, Part))
+        if fields != (*self._fixed, *self._parts):
+            raise TypeError(f"{make}: fields of fixed size come before parts of variable size")
+        self._form = struct.Struct("!" + "".join(each.code for each in self._fixed))
+        self.size = self._form.size
+        """The bytes of the fields of fixed size."""
+        self.types: tuple[Any, ...] = (make,)
+        """The types of the messages that this specification encodes."""
+        self._check = check
+        self._count_at = {each.name: at for at, each in enumerate(self._fixed) if each.counts}
+
+    def encode(self, message: _Message) -> bytes:
+        """Encode a message."""
+        head = self._form.pack(*[field.wire_value(message) for field in self._fixed])
+        return b"".join((head, *[part.encode(getattr(message, part.name)) for part in self._parts]))
+
+    def decode(self, body: bytes) -> _Message:
+        """Decode a message; raises Unreadable if it is malformed or a field is out of its bounds."""
+        message, end = self.decode_at(body, 0)
+        if end != len(body):
+            raise Unreadable(f"{len(body) - end} unexpected bytes after the end")
+        return message
+
+    def decode_at(self, body: bytes, start: int) -> tuple[_Message, int]:
+        """Decode the message that begins at an offset; returns it and the offset after it."""
+        at = start + self.size
+        if len(body) < at:
+            raise Unreadable(f"expected {self.size} bytes at offset {start}, but only {len(body) - start} remain")
+        fields = self._form.unpack_from(body, start)
+        attributes: dict[str, Any] = {}
+        for field, value in zip(self._fixed, fields, strict=True):
+            if not field.least <= value <= field.most:
+                raise Unreadable(f"{field.name}: expected {field.least} to {field.most}, found {value}")
+            if not field.counts:
+                attributes[field.name] = value if field.read is None else field.read(value)
+        for part in self._parts:
+            count_at = self._count_at.get(part.name)
+            attributes[part.name], at = part.decode(body, at, None if count_at is None else fields[count_at])
+        message = self._make(**attributes)
+        if self._check is not None and not self._check(message):
+            raise Unreadable(f"the fields contradict each other: {message}")
+        return message, at
+
+
+class Tagged(Generic[_Message]):
+    """Messages of several types behind a byte that tells which type follows."""
+
+    def __init__(self, *variants: tuple[int, Spec[Any]]) -> None:
+        self._by_tag = dict(variants)
+        self._by_type = {make: (tag, spec) for tag, spec in variants for make in spec.types}
+        self.types: tuple[Any, ...] = tuple(self._by_type)
+
+    def encode(self, message: _Message) -> bytes:
+        """Encode a message after its tag."""
+        tag, spec = self._by_type[type(message)]
+        return _BYTE.pack(tag) + spec.encode(message)
+
+    def decode(self, body: bytes) -> _Message:
+        """Decode a message by its tag; raises Unreadable."""
+        spec = self._by_tag.get(body[0]) if body else None
+        if spec is None:
+            raise Unreadable(f"unknown tag {body[:1]!r}")
+        message: _Message = spec.decode(body[1:])
+        return message
+
+
+# -- messages by the kind of their frame ---------------------------------------------------------------------
+
+AnySpec: TypeAlias = Spec[Any] | Tagged[Any]
+_specs: dict[Kind, AnySpec] = {}
+_kinds: dict[type, tuple[Kind, AnySpec]] = {}
+
+
+def register(specs: Mapping[Kind, AnySpec]) -> None:
+    """Register the specifications of control messages. Each protocol's messages module registers its own."""
+    _specs.update(specs)
+    _kinds.update({make: (kind, spec) for kind, spec in specs.items() for make in spec.types})
+
+
+def encode_message(message: object) -> tuple[Kind, bytes]:
+    """The kind and the body of the frame that carries a control message."""
+    kind, spec = _kinds[type(message)]
+    return kind, spec.encode(message)
+
+
+def control_frame(
+    message: object,
+    sender: int,
+    incarnation: int,
+    epoch: int,
+    *,
+    slot: int = 0,
+    number: int = 0,
+    burst: int = 0,
+    first_sequence: int = 0,
+    sent_ns: int = 0,
+    to: int = EVERYONE,
+    multicast: bool = False,
+) -> Frame:
+    """A frame that carries a control message."""
+    kind, body = encode_message(message)
+    header = (kind, sender, incarnation, epoch, slot, number, 0, burst, first_sequence, sent_ns)
+    return Frame(*header, body=body, to=to, multicast=multicast, message=message)
+
+
+def message_in(frame: Frame, expected: type[_Message]) -> _Message:
+    """The control message of a frame whose kind is known to carry this type."""
+    if not isinstance(frame.message, expected):
+        raise TypeError(f"a frame of kind {frame.kind.name} carries {frame.message!r}, not a {expected.__name__}")
+    return frame.message
+
+
+def decode_message(kind: Kind, body: bytes) -> object:
+    """The control message in the body of a frame of this kind; raises Unreadable."""
+    spec = _specs.get(kind)
+    if spec is None:
+        raise Unreadable(f"frames of kind {kind.name} carry no control message")
+    message: object = spec.decode(body)
+    return message

@@ -8,7 +8,6 @@ and setting requests; a setting request of the measurement service includes the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -18,8 +17,22 @@ from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolatio
 from unisono.model.policy import RHO_MAX, SHARES_MAX, Settings
 from unisono.model.sla import METRICS, Shape, value_text
 from unisono.model.timing import SEGMENTS_MAX, SLOT_MAX_NS, SLOT_MIN_NS, Segment
-
-_HEARTBEAT = struct.Struct("!QQ")
+from unisono.wire.codec import (
+    SEQUENCE_LIMIT,
+    Bytes,
+    Items,
+    Spec,
+    boolean,
+    choice,
+    count,
+    real,
+    register,
+    u16,
+    u32,
+    u63,
+    u64,
+)
+from unisono.wire.frame import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +43,10 @@ class Heartbeat:
     every_ns: int
 
 
-def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """Encode the body of a HEARTBEAT."""
-    return _HEARTBEAT.pack(heartbeat.serial, heartbeat.every_ns)
+# -- setting requests ----------------------------------------------------------------------------------------
 
-
-def decode_heartbeat(body: bytes) -> Heartbeat | None:
-    """Decode a heartbeat; None if it is malformed."""
-    if len(body) != _HEARTBEAT.size:
-        return None
-    serial, every = _HEARTBEAT.unpack(body)
-    return Heartbeat(serial, every) if max(serial, every) < 2**63 and every else None
-
-
-_SETTING_REQUEST = struct.Struct("!QHB")
 SETTING_REQUEST_CONTENT_MAX_BYTES = 160
 """The largest size of the requested settings together with the verdict behind them."""
-SETTING_REQUEST_MAX_BYTES = _SETTING_REQUEST.size + SETTING_REQUEST_CONTENT_MAX_BYTES
-"""The largest size of an encoded request."""
 _SETTINGS = struct.Struct("!BBQQHHQ")
 _COPIES, _FEC, _THETA = 1, 2, 4
 
@@ -61,25 +60,15 @@ class SettingRequest:
     content: bytes
 
 
-def encode_setting_requests(requests: Iterable[SettingRequest]) -> bytes:
-    """Encode the requests one after the other."""
-    return b"".join(_SETTING_REQUEST.pack(r.origin_slot, r.member, len(r.content)) + r.content for r in requests)
-
-
-def decode_setting_requests(body: bytes) -> tuple[SettingRequest, ...] | None:
-    """Decode requests; None if they are malformed."""
-    found, at = [], 0
-    while at < len(body):
-        if at + _SETTING_REQUEST.size > len(body):
-            return None
-        origin, member, size = _SETTING_REQUEST.unpack_from(body, at)
-        at += _SETTING_REQUEST.size
-        content = body[at : at + size]
-        if not 0 < size <= SETTING_REQUEST_CONTENT_MAX_BYTES or len(content) != size or origin >= 2**62:
-            return None
-        found.append(SettingRequest(origin, member, content))
-        at += size
-    return tuple(found)
+_SETTING_REQUEST = Spec(
+    SettingRequest,
+    u63("origin_slot", most=2**62 - 1),
+    u16("member"),
+    count("content", "B", least=1, most=SETTING_REQUEST_CONTENT_MAX_BYTES),
+    Bytes("content"),
+)
+SETTING_REQUEST_MAX_BYTES = _SETTING_REQUEST.size + SETTING_REQUEST_CONTENT_MAX_BYTES
+"""The largest size of an encoded request."""
 
 
 def encode_settings(settings: Settings) -> bytes:
@@ -189,15 +178,7 @@ def decode_settings_with_verdict(body: bytes) -> tuple[Settings, SlaVerdict | No
     return settings, event
 
 
-_HELLO = struct.Struct("!QQQIdIQQBHBHHIII")
-_SEEN_PEER = struct.Struct("!HIB")
-_JOIN = struct.Struct("!QQQQdIQBIIB")
-_SEGMENT = struct.Struct("!QQQ")
-_SLOT_REQUEST = struct.Struct("!Q")
-_NEW_RATE = struct.Struct("!II")
-_RESERVED = struct.Struct("!IB")
-_PROBE = struct.Struct("!Q")
-_ECHO = struct.Struct("!QQQ")
+# -- forming a group, joining, clocks and reservations -------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,64 +210,16 @@ class Hello:
     complete: bool
     seen_peers: tuple[SeenPeer, ...]
     failures: bool = False
-    fec: tuple[int, int] | None = None
+    fec_redundant: int = 0
+    fec_shares: int = 0
     loss_burst: int = 0
     slot_changes: int = 0
     order_key: int = 0
 
-
-def encode_hello(hello: Hello) -> bytes:
-    """Encode the body of a HELLO frame."""
-    head = _HELLO.pack(
-        hello.theta_ns,
-        hello.delta_ns,
-        hello.gamma_ns,
-        hello.members_key,
-        hello.avg,
-        hello.burst,
-        hello.burst_bytes,
-        hello.first_slot,
-        hello.complete,
-        len(hello.seen_peers),
-        hello.failures,
-        *(hello.fec or (0, 0)),
-        hello.loss_burst,
-        hello.slot_changes,
-        hello.order_key,
-    )
-    return head + b"".join(_SEEN_PEER.pack(p.member, p.incarnation, p.by_multicast) for p in hello.seen_peers)
-
-
-def decode_hello(body: bytes) -> Hello | None:
-    """Decode a HELLO; None if it is malformed."""
-    if len(body) < _HELLO.size:
-        return None
-    fields = _HELLO.unpack_from(body)
-    theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, complete, count = fields[:10]
-    failures, a, b, loss_burst, changes, order_key = fields[10:]
-    # NaN fails every comparison, so this refuses it too.
-    if len(body) != _HELLO.size + count * _SEEN_PEER.size or complete > 1 or burst < 1 or not 0 < avg < 1e12:
-        return None
-    if not 1 <= burst_bytes < 2**40 or first_slot * theta >= 2**63 or failures > 1:
-        return None
-    seen = tuple(SeenPeer(m, i, bool(p)) for m, i, p in _SEEN_PEER.iter_unpack(body[_HELLO.size :]))
-    return Hello(
-        theta,
-        delta,
-        gamma,
-        key,
-        avg,
-        burst,
-        burst_bytes,
-        first_slot,
-        bool(complete),
-        seen,
-        bool(failures),
-        (a, b) if b else None,
-        loss_burst,
-        changes,
-        order_key,
-    )
+    @property
+    def fec(self) -> tuple[int, int] | None:
+        """(a, b) if a of b shares are redundant; None without forward error correction."""
+        return (self.fec_redundant, self.fec_shares) if self.fec_shares else None
 
 
 class JoinStep(IntEnum):
@@ -324,44 +257,6 @@ class Join:
     setting_requests: tuple[SettingRequest, ...] = ()
 
 
-def encode_join(join: Join) -> bytes:
-    """Encode the body of a JOIN frame."""
-    head = _JOIN.pack(
-        join.theta_ns,
-        join.delta_ns,
-        join.gamma_ns,
-        join.slot,
-        join.avg,
-        join.burst,
-        join.burst_bytes,
-        join.step,
-        join.receiver_incarnation,
-        join.slot_changes,
-        len(join.segments),
-    )
-    segments = b"".join(_SEGMENT.pack(s.first_slot, s.start_ns, s.theta_ns) for s in join.segments)
-    return head + segments + encode_setting_requests(join.setting_requests)
-
-
-def decode_join(body: bytes) -> Join | None:
-    """Decode a JOIN; None if it is malformed."""
-    if len(body) < _JOIN.size:
-        return None
-    theta, delta, gamma, slot, avg, burst, burst_bytes, step, incarnation, changes, count = _JOIN.unpack_from(body)
-    if step > JoinStep.FENCED or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
-        return None
-    segments_end = _JOIN.size + count * _SEGMENT.size
-    if count > SEGMENTS_MAX or len(body) < segments_end or (changes > 0 and not count):
-        return None
-    segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size : segments_end]))
-    requests = decode_setting_requests(body[segments_end:])
-    if not _segments_ascend(segments) or requests is None:
-        return None
-    return Join(
-        *(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), incarnation, changes, segments, requests)
-    )
-
-
 def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
     """Whether each segment begins after the previous one, by clock and by slot number."""
     for before, segment in pairwise((Segment(-1, -1, SLOT_MIN_NS), *segments)):
@@ -372,84 +267,100 @@ def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
     return True
 
 
-def encode_slot_request(theta_ns: int) -> bytes:
-    """Encode a request for another slot length, the body of an end-of-slot mark."""
-    return _SLOT_REQUEST.pack(theta_ns)
+@dataclass(frozen=True, slots=True)
+class MarkRequests:
+    """What an end-of-slot mark requests: another slot length (0 for none), and settings."""
+
+    theta_ns: int
+    setting_requests: tuple[SettingRequest, ...] = ()
 
 
-def decode_slot_request(body: bytes | memoryview) -> int | None:
-    """The requested slot length; None if malformed or out of range."""
-    if len(body) != _SLOT_REQUEST.size:
-        return None
-    theta_ns: int = _SLOT_REQUEST.unpack(body)[0]
-    return theta_ns if SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS else None
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Asks a peer for its clock. `sent_ns` is the clock of the sender."""
+
+    sent_ns: int
 
 
-def encode_mark_requests(slot_request: bytes | None, setting_requests: bytes) -> bytes:
-    """Encode the body of an end-of-slot mark with a slot request, setting requests, or both."""
-    return (slot_request or bytes(_SLOT_REQUEST.size)) + setting_requests
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The answer to a probe: the clock in the probe, and the own clock when the probe arrived and when this left."""
+
+    probe_sent_ns: int
+    received_ns: int
+    sent_ns: int
 
 
-def decode_mark_requests(body: bytes | memoryview) -> tuple[int | None, tuple[SettingRequest, ...]] | None:
-    """The slot request and the setting requests of an end-of-slot mark; None if malformed."""
-    head, rest = bytes(body[: _SLOT_REQUEST.size]), bytes(body[_SLOT_REQUEST.size :])
-    slot_request, setting_requests = decode_slot_request(head), decode_setting_requests(rest)
-    if setting_requests is None or (
-        slot_request is None and (any(head) or len(head) != _SLOT_REQUEST.size or not rest)
-    ):
-        return None
-    return slot_request, setting_requests
+@dataclass(frozen=True, slots=True)
+class NewRate:
+    """Request number `serial` to reserve bandwidth for `rate` messages per second of the sender."""
+
+    serial: int
+    rate: int
 
 
-def encode_probe(sent_ns: int) -> bytes:
-    """Encode the body of a PROBE: the prober's clock."""
-    return _PROBE.pack(sent_ns)
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The answer to request number `serial`."""
+
+    serial: int
+    granted: bool
 
 
-def decode_probe(body: bytes) -> int | None:
-    """The prober's clock; None if malformed."""
-    if len(body) != _PROBE.size:
-        return None
-    value: int = _PROBE.unpack(body)[0]
-    return value if value < 2**63 else None
-
-
-def encode_echo(probe_sent_ns: int, received_ns: int, sent_ns: int) -> bytes:
-    """Encode the body of an ECHO: the prober's clock, and ours at arrival and at departure."""
-    return _ECHO.pack(probe_sent_ns, received_ns, sent_ns)
-
-
-def decode_echo(body: bytes) -> tuple[int, int, int] | None:
-    """The three clock readings of an ECHO; None if malformed."""
-    if len(body) != _ECHO.size:
-        return None
-    probe, received, sent = _ECHO.unpack(body)
-    if max(probe, received, sent) >= 2**63:
-        return None
-    return probe, received, sent
-
-
-def encode_new_rate(serial: int, rate: int) -> bytes:
-    """Encode the body of a NEW_RATE: the number of the request, and the rate that receivers must reserve."""
-    return _NEW_RATE.pack(serial, rate)
-
-
-def decode_new_rate(body: bytes) -> tuple[int, int] | None:
-    """The number of the request and the rate in messages per second; None if malformed."""
-    if len(body) != _NEW_RATE.size:
-        return None
-    serial, rate = _NEW_RATE.unpack(body)
-    return (serial, rate) if rate else None
-
-
-def encode_reserved(serial: int, granted: bool) -> bytes:
-    """Encode the body of a RESERVED: the number of the request, and whether it was granted."""
-    return _RESERVED.pack(serial, granted)
-
-
-def decode_reserved(body: bytes) -> tuple[int, bool] | None:
-    """The number of the request and the answer; None if malformed."""
-    if len(body) != _RESERVED.size:
-        return None
-    serial, granted = _RESERVED.unpack(body)
-    return (serial, bool(granted)) if granted <= 1 else None
+_SEEN_PEER = Spec(SeenPeer, u16("member"), u32("incarnation"), boolean("by_multicast"))
+_SEGMENT = Spec(Segment, *(u63(name, most=2**62 - 1) for name in ("first_slot", "start_ns", "theta_ns")))
+_RATE = (real("avg", above=0, below=1e12), u32("burst", least=1))
+_HELLO = Spec(
+    Hello,
+    u64("theta_ns"),
+    u64("delta_ns"),
+    u64("gamma_ns"),
+    u32("members_key"),
+    *_RATE,
+    u63("burst_bytes", least=1, most=2**40 - 1),
+    u64("first_slot"),
+    boolean("complete"),
+    count("seen_peers"),
+    boolean("failures"),
+    u16("fec_redundant"),
+    u16("fec_shares"),
+    u32("loss_burst"),
+    u32("slot_changes"),
+    u32("order_key"),
+    Items("seen_peers", _SEEN_PEER),
+    check=lambda hello: hello.first_slot * hello.theta_ns < SEQUENCE_LIMIT,
+)
+_JOIN = Spec(
+    Join,
+    u64("theta_ns"),
+    u64("delta_ns"),
+    u64("gamma_ns"),
+    u63("slot"),
+    *_RATE,
+    u64("burst_bytes"),
+    choice("step", JoinStep),
+    u32("receiver_incarnation"),
+    u32("slot_changes"),
+    count("segments", "B", most=SEGMENTS_MAX),
+    Items("segments", _SEGMENT),
+    Items("setting_requests", _SETTING_REQUEST),
+    check=lambda join: _segments_ascend(join.segments) and (not join.slot_changes or len(join.segments) > 0),
+)
+MARK_REQUESTS = Spec(
+    MarkRequests,
+    u63("theta_ns", most=SLOT_MAX_NS),
+    Items("setting_requests", _SETTING_REQUEST),
+    check=lambda mark: mark.theta_ns >= SLOT_MIN_NS or (not mark.theta_ns and len(mark.setting_requests) > 0),
+)
+"""The body of an end-of-slot mark with requests. It is part of a DATA frame, so it has no kind of its own."""
+register(
+    {
+        Kind.HEARTBEAT: Spec(Heartbeat, u63("serial"), u63("every_ns", least=1)),
+        Kind.HELLO: _HELLO,
+        Kind.JOIN: _JOIN,
+        Kind.PROBE: Spec(Probe, u63("sent_ns")),
+        Kind.ECHO: Spec(Echo, u63("probe_sent_ns"), u63("received_ns"), u63("sent_ns")),
+        Kind.NEW_RATE: Spec(NewRate, u32("serial"), u32("rate", least=1)),
+        Kind.RESERVED: Spec(Reserved, u32("serial"), boolean("granted")),
+    }
+)

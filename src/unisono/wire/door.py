@@ -7,16 +7,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TypeAlias
 
-from unisono.wire.control import (
-    decode_echo,
-    decode_heartbeat,
-    decode_hello,
-    decode_join,
-    decode_mark_requests,
-    decode_new_rate,
-    decode_probe,
-    decode_reserved,
-)
+from unisono.wire.codec import Unreadable, decode_message
+from unisono.wire.control import MARK_REQUESTS
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -65,15 +57,7 @@ Header: TypeAlias = tuple[Kind, int, int, int, int, int, int, int, int, int]
 LayerReader: TypeAlias = "Callable[[Door, Header, bytes, int, int], Frame | Refusal]"
 """Builds a layer's frame from its header and data[start:end]."""
 
-_control: dict[Kind, Decoder] = {
-    Kind.HELLO: decode_hello,
-    Kind.PROBE: decode_probe,
-    Kind.ECHO: decode_echo,
-    Kind.JOIN: decode_join,
-    Kind.NEW_RATE: decode_new_rate,
-    Kind.RESERVED: decode_reserved,
-    Kind.HEARTBEAT: decode_heartbeat,
-}
+_control: dict[Kind, Decoder] = {}
 _bodies: dict[Kind, BodyReader] = {}
 _layers: dict[Kind, LayerReader] = {}
 
@@ -192,13 +176,16 @@ class Door:
             return read_messages(frame, data, start, end)
         if frame.kind in _bodies:
             return _bodies[frame.kind](self, frame, data, start, end)
-        decode = _control.get(frame.kind)
-        if decode is None:
-            return Refusal.UNKNOWN_KIND
-        body = data[start:end]
-        if frame.flags or decode(body) is None:
+        if frame.flags:
             return Refusal.BAD_CONTROL
-        frame.body = body
+        frame.body = data[start:end]
+        if frame.kind in _control:
+            frame.message = _control[frame.kind](frame.body)
+            return Refusal.BAD_CONTROL if frame.message is None else frame
+        try:
+            frame.message = decode_message(frame.kind, frame.body)
+        except Unreadable:
+            return Refusal.BAD_CONTROL
         return frame
 
 
@@ -218,13 +205,16 @@ def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Re
         return Refusal.UNKNOWN_FLAGS
     if flags & SETTING_REQUEST:
         # Only an end-of-slot mark without messages carries requests, and none from a later slot than its own.
-        body = memoryview(data)[start:end]
-        requests = decode_mark_requests(body)
-        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING) or not flags & END_OF_SLOT or requests is None:
+        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING) or not flags & END_OF_SLOT:
             return Refusal.BAD_CONTROL
-        if any(request.origin_slot > frame.slot for request in requests[1]):
+        frame.body = data[start:end]
+        try:
+            requests = MARK_REQUESTS.decode(frame.body)
+        except Unreadable:
             return Refusal.BAD_CONTROL
-        frame.body = body
+        if any(request.origin_slot > frame.slot for request in requests.setting_requests):
+            return Refusal.BAD_CONTROL
+        frame.message = requests
         return frame
     if flags & FRAGMENT:
         # The last fragment may also end the slot, but a slot never ends inside a message.

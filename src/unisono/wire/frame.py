@@ -236,6 +236,8 @@ class Frame:
     to: int = EVERYONE
     multicast: bool = False
     """Outgoing: may be sent by IP multicast. Incoming: arrived by IP multicast."""
+    message: object = None
+    """The control message that the body encodes. Incoming: the door has decoded it, so no layer decodes it again."""
 
     @property
     def is_end_of_slot(self) -> bool:
@@ -275,6 +277,7 @@ def addressed_to(frame: Frame, to: int) -> Frame:
         frame.body,
         to,
         frame.multicast,
+        frame.message,
     )
 
 

@@ -5,28 +5,28 @@ The epoch of a frame is the number of the view that its sender is in.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import Final, NamedTuple, TypeAlias
 
-from unisono.wire.door import register_control
+from unisono.wire.codec import (
+    AnySpec,
+    Bytes,
+    Items,
+    Mapped,
+    Spec,
+    Tagged,
+    Unreadable,
+    boolean,
+    count,
+    register,
+    u8,
+    u16,
+    u32,
+    u63,
+)
 from unisono.wire.frame import Kind
 
-_TOP = 2**63
-_MULTICAST = struct.Struct("!QB")
-_COUNTS = struct.Struct("!HH")
-_MEMBER_COUNT = struct.Struct("!HQ")
-_INCARNATION = struct.Struct("!HI")
-_FLUSH = struct.Struct("!IH")
-_FLUSHED = struct.Struct("!IBH")
-_LAST_MESSAGES = struct.Struct("!IH")
-_HOLDER = struct.Struct("!HQH")
-_MEMBERSHIP_REQUEST = struct.Struct("!BIQHI")
-_MESSAGE_REQUEST = struct.Struct("!BHQQ")
-_RELAYED = struct.Struct("!BHQB")
-_VIEW = struct.Struct("!BQ")
-_STATE_CHUNK = struct.Struct("!BQIIH")
 MORE = 1
 """Flag: the message continues in the next frame."""
 OVERHEAD_BYTES = 64
@@ -83,13 +83,30 @@ class Flushed:
     received: Vector
 
 
+class LastMessage(NamedTuple):
+    """The last message of a member to be received in a view, and a survivor that holds all messages up to there."""
+
+    member: int
+    number: int
+    holder: int
+
+
 @dataclass(frozen=True, slots=True)
 class LastMessages:
-    """The last message of each member to be received in this view, and a survivor that holds them up to there."""
+    """The last messages of this view, one per member."""
 
     attempt: int
-    received: Vector
-    holders: Vector
+    last: tuple[LastMessage, ...]
+
+    @property
+    def received(self) -> dict[int, int]:
+        """By member, the number of its last message."""
+        return {each.member: each.number for each in self.last}
+
+    @property
+    def holders(self) -> dict[int, int]:
+        """By member, a survivor that holds its messages."""
+        return {each.member: each.holder for each in self.last}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,165 +185,77 @@ class NextView:
     last_messages: Vector
 
 
-def encode(message: MembershipMessage) -> tuple[Kind, bytes]:
-    """The kind and the body of the frame for a message."""
-    match message:
-        case Multicast():
-            return Kind.MCAST, _MULTICAST.pack(message.number, message.flags) + message.body
-        case Acks():
-            counts = _COUNTS.pack(len(message.received), len(message.unicasts_received))
-            return Kind.ACKS, counts + _encode_counts(message.received) + _encode_counts(message.unicasts_received)
-        case Unicast():
-            return Kind.UNICAST, _MULTICAST.pack(message.number, message.flags) + message.body
-        case Flush():
-            return Kind.FLUSH, _FLUSH.pack(message.attempt, len(message.members)) + _encode_incarnations(
-                message.members
-            )
-        case Flushed():
-            head = _FLUSHED.pack(message.attempt, message.ready, len(message.received))
-            return Kind.FLUSHED, head + _encode_counts(message.received)
-        case LastMessages():
-            rows = [_HOLDER.pack(m, n, message.holders.get(m, m)) for m, n in sorted(message.received.items())]
-            return Kind.LAST_MESSAGES, _LAST_MESSAGES.pack(message.attempt, len(rows)) + b"".join(rows)
-        case MembershipRequest():
-            fields = (message.leaving, message.attempt, message.view_id, message.source, message.offset)
-            return Kind.MEMBERSHIP_REQUEST, _MEMBERSHIP_REQUEST.pack(*fields)
-        case MessageRequest():
-            return Kind.VIEW_RECOVERY, _MESSAGE_REQUEST.pack(1, message.member, message.first, message.last)
-        case Relayed():
-            return Kind.VIEW_RECOVERY, _RELAYED.pack(2, message.member, message.number, message.flags) + message.body
-        case NextViewDecided():
-            return Kind.VIEW_RECOVERY, _VIEW.pack(3, message.view_id) + message.value
-        case StateChunk():
-            head = _STATE_CHUNK.pack(4, message.view_id, message.total, message.offset, message.source)
-            return Kind.VIEW_RECOVERY, head + message.part
-    assert_never(message)
+_NUMBER = u63("number", least=1)
+_FLAGS = u8("flags", most=MORE)
+_VIEW_ID = u63("view_id")
+_VIEW_RECOVERY: Tagged[MessageRequest | Relayed | NextViewDecided | StateChunk] = Tagged(
+    (
+        1,
+        Spec(
+            MessageRequest,
+            u16("member"),
+            u63("first", least=1),
+            u63("last", least=1),
+            check=lambda request: request.first <= request.last,
+        ),
+    ),
+    (2, Spec(Relayed, u16("member"), _NUMBER, _FLAGS, Bytes("body"))),
+    (3, Spec(NextViewDecided, _VIEW_ID, Bytes("value"), check=lambda decided: len(decided.value) > 0)),
+    (
+        4,
+        Spec(
+            StateChunk,
+            _VIEW_ID,
+            u32("total"),
+            u32("offset"),
+            u16("source"),
+            Bytes("part"),
+            check=lambda chunk: chunk.offset + len(chunk.part) <= chunk.total,
+        ),
+    ),
+)
+SPECS: Final[Mapping[Kind, AnySpec]] = {
+    Kind.MCAST: Spec(Multicast, _NUMBER, _FLAGS, Bytes("body")),
+    Kind.ACKS: Spec(
+        Acks,
+        count("received"),
+        count("unicasts_received"),
+        Mapped("received", "HQ"),
+        Mapped("unicasts_received", "HQ"),
+    ),
+    Kind.UNICAST: Spec(Unicast, _NUMBER, _FLAGS, Bytes("body")),
+    Kind.FLUSH: Spec(Flush, u32("attempt"), count("members", least=1), Mapped("members", "HI")),
+    Kind.FLUSHED: Spec(Flushed, u32("attempt"), boolean("ready"), count("received"), Mapped("received", "HQ")),
+    Kind.LAST_MESSAGES: Spec(
+        LastMessages,
+        u32("attempt"),
+        count("last"),
+        Items("last", Spec(LastMessage, u16("member"), u63("number"), u16("holder"))),
+        check=lambda message: len(message.received) == len(message.last),
+    ),
+    Kind.MEMBERSHIP_REQUEST: Spec(
+        MembershipRequest, boolean("leaving"), u32("attempt"), _VIEW_ID, u16("source"), u32("offset")
+    ),
+    Kind.VIEW_RECOVERY: _VIEW_RECOVERY,
+}
+register(SPECS)
+_NEXT_VIEW: Final = Spec(
+    NextView,
+    count("members", least=1),
+    count("last_messages"),
+    Mapped("members", "HI"),
+    Mapped("last_messages", "HQ"),
+)
 
 
 def encode_next_view(next_view: NextView) -> bytes:
     """Encode a next view as a value for consensus."""
-    counts = _COUNTS.pack(len(next_view.members), len(next_view.last_messages))
-    return counts + _encode_incarnations(next_view.members) + _encode_counts(next_view.last_messages)
+    return _NEXT_VIEW.encode(next_view)
 
 
 def decode_next_view(value: bytes) -> NextView | None:
-    """The next view, or None if the value is malformed."""
-    if len(value) < _COUNTS.size:
+    """The next view, or None if the value is malformed: consensus decides on bytes without reading them."""
+    try:
+        return _NEXT_VIEW.decode(value)
+    except Unreadable:
         return None
-    member_count, last_count = _COUNTS.unpack_from(value)
-    split = _COUNTS.size + member_count * _INCARNATION.size
-    if not member_count or len(value) != split + last_count * _MEMBER_COUNT.size:
-        return None
-    members = dict(_INCARNATION.iter_unpack(value[_COUNTS.size : split]))
-    last_messages = dict(_MEMBER_COUNT.iter_unpack(value[split:]))
-    if len(members) != member_count or len(last_messages) != last_count:
-        return None
-    return NextView(members, last_messages)
-
-
-def _encode_counts(vector: Vector) -> bytes:
-    return b"".join(_MEMBER_COUNT.pack(member, number) for member, number in sorted(vector.items()))
-
-
-def _encode_incarnations(vector: Vector) -> bytes:
-    return b"".join(_INCARNATION.pack(member, incarnation) for member, incarnation in sorted(vector.items()))
-
-
-def _decode_vector(body: bytes, form: struct.Struct, count: int) -> dict[int, int] | None:
-    if len(body) != count * form.size:
-        return None
-    found: dict[int, int] = dict(form.iter_unpack(body))
-    return found if len(found) == count and max(found.values(), default=0) < _TOP else None
-
-
-def _decode_multicast(body: bytes) -> Multicast | None:
-    if len(body) < _MULTICAST.size:
-        return None
-    number, flags = _MULTICAST.unpack_from(body)
-    return Multicast(number, flags, body[_MULTICAST.size :]) if 0 < number < _TOP and flags <= MORE else None
-
-
-def _decode_unicast(body: bytes) -> Unicast | None:
-    message = _decode_multicast(body)
-    return None if message is None else Unicast(message.number, message.flags, message.body)
-
-
-def _decode_acks(body: bytes) -> Acks | None:
-    if len(body) < _COUNTS.size:
-        return None
-    multicasts, unicasts = _COUNTS.unpack_from(body)
-    split = _COUNTS.size + multicasts * _MEMBER_COUNT.size
-    received = _decode_vector(body[_COUNTS.size : split], _MEMBER_COUNT, multicasts)
-    unicasts_received = _decode_vector(body[split:], _MEMBER_COUNT, unicasts)
-    return None if received is None or unicasts_received is None else Acks(received, unicasts_received)
-
-
-def _decode_flush(body: bytes) -> Flush | None:
-    if len(body) < _FLUSH.size:
-        return None
-    attempt, count = _FLUSH.unpack_from(body)
-    members = _decode_vector(body[_FLUSH.size :], _INCARNATION, count)
-    return Flush(attempt, members) if members else None
-
-
-def _decode_flushed(body: bytes) -> Flushed | None:
-    if len(body) < _FLUSHED.size:
-        return None
-    attempt, ready, count = _FLUSHED.unpack_from(body)
-    received = _decode_vector(body[_FLUSHED.size :], _MEMBER_COUNT, count)
-    return None if received is None or ready > 1 else Flushed(attempt, bool(ready), received)
-
-
-def _decode_last_messages(body: bytes) -> LastMessages | None:
-    if len(body) < _LAST_MESSAGES.size:
-        return None
-    attempt, count = _LAST_MESSAGES.unpack_from(body)
-    if len(body) != _LAST_MESSAGES.size + count * _HOLDER.size:
-        return None
-    rows = list(_HOLDER.iter_unpack(body[_LAST_MESSAGES.size :]))
-    received = {member: number for member, number, _ in rows}
-    if len(received) != count or max(received.values(), default=0) >= _TOP:
-        return None
-    return LastMessages(attempt, received, {member: holder for member, _, holder in rows})
-
-
-def _decode_membership_request(body: bytes) -> MembershipRequest | None:
-    if len(body) != _MEMBERSHIP_REQUEST.size:
-        return None
-    leaving, attempt, view_id, source, offset = _MEMBERSHIP_REQUEST.unpack(body)
-    return (
-        MembershipRequest(bool(leaving), attempt, view_id, source, offset) if leaving <= 1 and view_id < _TOP else None
-    )
-
-
-def _decode_view_recovery(body: bytes) -> MessageRequest | Relayed | NextViewDecided | StateChunk | None:
-    kind = body[0] if body else 0
-    if kind == 1 and len(body) == _MESSAGE_REQUEST.size:
-        _, member, first, last = _MESSAGE_REQUEST.unpack(body)
-        return MessageRequest(member, first, last) if 0 < first <= last < _TOP else None
-    if kind == 2 and len(body) >= _RELAYED.size:
-        _, member, number, flags = _RELAYED.unpack_from(body)
-        return Relayed(member, number, flags, body[_RELAYED.size :]) if 0 < number < _TOP and flags <= MORE else None
-    if kind == 3 and len(body) > _VIEW.size:
-        _, view_id = _VIEW.unpack_from(body)
-        return NextViewDecided(view_id, body[_VIEW.size :]) if view_id < _TOP else None
-    if kind == 4 and len(body) >= _STATE_CHUNK.size:
-        _, view_id, total, offset, source = _STATE_CHUNK.unpack_from(body)
-        part = body[_STATE_CHUNK.size :]
-        return (
-            StateChunk(view_id, total, offset, source, part) if view_id < _TOP and offset + len(part) <= total else None
-        )
-    return None
-
-
-DECODERS: dict[Kind, Callable[[bytes], MembershipMessage | None]] = {
-    Kind.MCAST: _decode_multicast,
-    Kind.ACKS: _decode_acks,
-    Kind.UNICAST: _decode_unicast,
-    Kind.FLUSH: _decode_flush,
-    Kind.FLUSHED: _decode_flushed,
-    Kind.LAST_MESSAGES: _decode_last_messages,
-    Kind.MEMBERSHIP_REQUEST: _decode_membership_request,
-    Kind.VIEW_RECOVERY: _decode_view_recovery,
-}
-register_control(DECODERS)

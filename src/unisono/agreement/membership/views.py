@@ -50,6 +50,7 @@ from unisono.agreement.membership.messages import (
     Acks,
     Flush,
     Flushed,
+    LastMessage,
     LastMessages,
     MembershipRequest,
     MessageRequest,
@@ -79,6 +80,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, NS_PER_MS
 from unisono.net.layer import Timed
+from unisono.wire.codec import control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame
 
 JOIN_REQUEST_TIMEOUTS = 8
@@ -172,7 +174,7 @@ class ViewSynchrony(Timed, Protocol):
 class Membership:
     """The automaton of one incarnation of a member. Implements `ViewSynchrony`."""
 
-    kinds = frozenset({*wire.DECODERS, *Consensus.kinds, *FailureDetector.kinds})
+    kinds = frozenset({*wire.SPECS, *Consensus.kinds, *FailureDetector.kinds})
 
     def __init__(
         self,
@@ -278,15 +280,15 @@ class Membership:
         elif frame.kind in Consensus.kinds:
             self._on_consensus_frame(now, frame)
         else:
-            message = wire.DECODERS[frame.kind](bytes(frame.body))
-            if isinstance(message, MembershipRequest):
-                self._on_membership_request(now, frame, message)
-            elif isinstance(message, NextViewDecided):
-                self._on_next_view_decided(now, message)
-            elif isinstance(message, StateChunk):
-                self._on_state_chunk(now, message)
-            elif message is not None and self._is_of_this_view(now, frame):
-                self._on_message(now, frame.sender, message)
+            match frame.message:
+                case MembershipRequest() as request:
+                    self._on_membership_request(now, frame, request)
+                case NextViewDecided() as decided:
+                    self._on_next_view_decided(now, decided)
+                case StateChunk() as chunk:
+                    self._on_state_chunk(now, chunk)
+                case message if self._is_of_this_view(now, frame):
+                    self._on_message(now, frame.sender, message)
         self._flush(now)
 
     def _is_of_this_view(self, now: int, frame: Frame) -> bool:
@@ -318,7 +320,7 @@ class Membership:
             raise InvariantViolated("view", self.me, text, "an installed view", "none")
         return self._view_multicast
 
-    def _on_message(self, now: int, sender: int, message: wire.MembershipMessage) -> None:
+    def _on_message(self, now: int, sender: int, message: object) -> None:
         view_multicast = self._installed_view()
         match message:
             case Multicast():
@@ -623,8 +625,7 @@ class Membership:
     def _send(self, now: int, message: wire.MembershipMessage | None, to: int = EVERYONE) -> None:
         if message is None:
             return
-        kind, body = wire.encode(message)
-        self.down.append(Frame(kind, self.me, self.incarnation, self.view_id, 0, 0, sent_ns=now, body=body, to=to))
+        self.down.append(control_frame(message, self.me, self.incarnation, self.view_id, sent_ns=now, to=to))
 
 
 # -- parts of the automaton ----------------------------------------------------------------------------------------
@@ -717,7 +718,7 @@ class ViewChangeAttempt:
             for member, number in self._received[survivor].items():
                 if number > last.get(member, -1):
                     last[member], holders[member] = number, survivor
-        return LastMessages(self.number, last, holders)
+        return LastMessages(self.number, tuple(LastMessage(m, n, holders[m]) for m, n in sorted(last.items())))
 
     def open_question(self) -> tuple[Flush | LastMessages, list[int]]:
         """The question that is open now, and the survivors that have not answered it."""

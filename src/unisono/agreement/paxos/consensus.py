@@ -34,10 +34,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from unisono.agreement.failure_detector import MISTAKES_PER_S, FailureDetector
-from unisono.agreement.paxos import messages as wire
 from unisono.agreement.paxos.log import Acceptor, CatchUp, ConsensusOutput, Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.messages import (
+    ACCEPT_BYTES,
     CHOSEN,
+    SPECS,
     Accept,
     Accepted,
     ConsensusMessage,
@@ -55,6 +56,7 @@ from unisono.errors import InvalidOption
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE
+from unisono.wire.codec import control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame
 
 WINDOW = 64
@@ -82,7 +84,7 @@ class Role(StrEnum):
 class Consensus:
     """The automaton of one member. The owner must drain `writes` before `down`, `decisions` and `forwarded`."""
 
-    kinds = frozenset(wire.DECODERS)
+    kinds = frozenset(SPECS)
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Consensus:
         self.peers = tuple(member for member in self.members if member != me)
         self.majority = len(self.members) // 2 + 1
         self.window = window
-        self.max_value_bytes = max_frame - HEADER_BYTES - wire.ACCEPT_BYTES
+        self.max_value_bytes = max_frame - HEADER_BYTES - ACCEPT_BYTES
         self.down: list[Frame] = []
         self.decisions: list[ConsensusOutput] = []
         self.forwarded: list[ForwardedValue] = []
@@ -230,7 +232,7 @@ class Consensus:
         if not self.storage_identity.accepts(now, sender, frame.burst):
             self.ignored["lost storage"] += 1
             return
-        match wire.DECODERS[frame.kind](bytes(frame.body)):
+        match frame.message:
             case Prepare() as prepare:
                 self._on_prepare(now, sender, prepare)
             case Promise() as promise:
@@ -247,8 +249,6 @@ class Consensus:
                 self._on_catch_up(now, sender, answer, frame.number)
             case StorageMismatch() as mismatch:
                 self.storage_identity.on_mismatch(sender, mismatch)
-            case None:
-                self.ignored["malformed"] += 1
         self._flush_unless_batched(now)
 
     def wake(self, now: int) -> None:
@@ -326,10 +326,10 @@ class Consensus:
 
     def _send(self, now: int, message: ConsensusMessage, to: int = EVERYONE, number: int = 0) -> None:
         """Queue a frame. `number` is 1 in an ACCEPT that wants a reply, and counts the frames that follow an answer."""
-        kind, body = wire.encode(message)
         if to != EVERYONE or self.peers:
-            header = (kind, self.me, self._incarnation, self._epoch, 0, number, 0, self._storage_id)
-            self.down.append(Frame(*header, sent_ns=now, body=body, to=to))
+            header = (self.me, self._incarnation, self._epoch)
+            burst = self._storage_id  # consensus frames have no burst; this field tells the sender's storage
+            self.down.append(control_frame(message, *header, number=number, burst=burst, sent_ns=now, to=to))
 
     # -- phase 1: prepare, promise ---------------------------------------------------------------------------
 

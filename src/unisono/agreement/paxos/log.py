@@ -32,6 +32,7 @@ from unisono.agreement.paxos.messages import (
 )
 from unisono.errors import StorageError
 from unisono.model.effects import Write
+from unisono.wire.codec import Unreadable
 
 RECORD_DECIDED_EVERY = 64
 """Record the last decision once per this many decisions. The record only saves work after a crash."""
@@ -176,11 +177,13 @@ class Acceptor:
     def recover(self, records: Sequence[bytes]) -> None:
         """Restore the state of an earlier incarnation. Raises StorageError if the records contradict each other."""
         for number, data in enumerate(records):
-            record = decode_record(data)
-            if record is None:
+            try:
+                record = decode_record(data)
+            except Unreadable as error:
                 raise StorageError(
-                    f"record {number} is not a consensus record; check that the file is the storage of this group"
-                )
+                    f"record {number} is not a consensus record ({error}); check that the file is the storage of this "
+                    "group"
+                ) from error
             self._recover_record(number, record)
         self._recorded_decided = self.decided
 

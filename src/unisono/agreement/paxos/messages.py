@@ -6,34 +6,32 @@ numbered from 1.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import accumulate, pairwise
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 from unisono.model.units import MEMBER_MAX
-from unisono.wire.door import register_control
+from unisono.wire.codec import (
+    SEQUENCE_LIMIT,
+    AnySpec,
+    Bytes,
+    Numbers,
+    Part,
+    Spec,
+    Tagged,
+    Values,
+    boolean,
+    count,
+    register,
+    u16,
+    u32,
+    u63,
+    u64,
+)
 from unisono.wire.frame import Kind
 
-_TOP = 2**63
-CHOSEN = _TOP - 1
+CHOSEN = SEQUENCE_LIMIT - 1
 """Used as the ballot of a value that is known to be decided. It is above every real ballot."""
-_PREPARE = struct.Struct("!QQB")
-_PROMISE = struct.Struct("!QBQQQHQ")
-_ACCEPT = struct.Struct("!QQQQH")
-_ACCEPTED = struct.Struct("!QQQ")
-_FETCH = struct.Struct("!QQI")
-_LEARN = struct.Struct("!QQH")
-_PROPOSAL = struct.Struct("!Q")
-_SNAPSHOT = struct.Struct("!QII")
-_STORAGE_MISMATCH = struct.Struct("!I")
-_LENGTH = 4
-_BALLOT = 8
-ACCEPT_BYTES = max(_ACCEPT.size, _PROMISE.size, _LEARN.size) + _BALLOT + _LENGTH
-"""The most bytes that any frame puts before its first value."""
-SNAPSHOT_BYTES = _SNAPSHOT.size
 
 
 def ballot_after(ballot: int, member: int) -> int:
@@ -144,208 +142,78 @@ class StorageMismatch:
     recorded_storage_id: int
 
 
-def _pack_values(values: Sequence[bytes]) -> bytes:
-    return b"".join((struct.pack(f"!{len(values)}I", *map(len, values)), *values))
-
-
-def _unpack_values(body: bytes, at: int, count: int) -> tuple[bytes, ...] | None:
-    """`count` values: a table of lengths at `at`, then the values up to the end of the body. None if malformed."""
-    start = at + _LENGTH * count
-    if start > len(body):
-        return None
-    ends = list(accumulate(struct.unpack_from(f"!{count}I", body, at), initial=start))
-    return tuple(body[a:b] for a, b in pairwise(ends)) if ends[-1] == len(body) else None
-
-
-def encode_prepare(prepare: Prepare) -> bytes:
-    """The body of a PREPARE."""
-    return _PREPARE.pack(prepare.ballot, prepare.first, prepare.trial)
-
-
-def decode_prepare(body: bytes) -> Prepare | None:
-    """The PREPARE, or None if it is malformed."""
-    if len(body) != _PREPARE.size:
-        return None
-    ballot, first, trial = _PREPARE.unpack(body)
-    if not 0 < ballot < CHOSEN or not 0 < first < _TOP or trial > 1:
-        return None
-    return Prepare(ballot, first, bool(trial))
-
-
-def encode_promise(promise: Promise) -> bytes:
-    """The body of a PROMISE."""
-    ballots = [ballot for ballot, _ in promise.entries]
-    values = [value for _, value in promise.entries]
-    head = _PROMISE.pack(
-        promise.ballot, promise.trial, promise.decided, promise.first, promise.last, len(values), promise.at
-    )
-    return head + struct.pack(f"!{len(ballots)}Q", *ballots) + _pack_values(values)
-
-
-def decode_promise(body: bytes) -> Promise | None:
-    """The PROMISE, or None if it is malformed or inconsistent."""
-    if len(body) < _PROMISE.size:
-        return None
-    ballot, trial, decided, first, last, count, at = _PROMISE.unpack_from(body)
-    start = _PROMISE.size + _BALLOT * count
-    if start > len(body) or max(decided, first, last, at) >= _TOP or trial > 1 or not 0 < ballot < CHOSEN:
-        return None
-    values = _unpack_values(body, start, count)
-    ballots = struct.unpack_from(f"!{count}Q", body, _PROMISE.size)
-    if values is None or any(not 0 < b <= CHOSEN for b in ballots) or (count and not first <= at <= last - count + 1):
-        return None
-    return Promise(ballot, bool(trial), decided, first, last, at, tuple(zip(ballots, values, strict=True)))
-
-
-def encode_accept(accept: Accept) -> bytes:
-    """The body of an ACCEPT."""
-    head = _ACCEPT.pack(accept.ballot, accept.base, accept.decided, accept.first, len(accept.values))
-    return head + _pack_values(accept.values)
-
-
-def decode_accept(body: bytes) -> Accept | None:
-    """The ACCEPT, or None if it is malformed."""
-    if len(body) < _ACCEPT.size:
-        return None
-    ballot, base, decided, first, count = _ACCEPT.unpack_from(body)
-    values = _unpack_values(body, _ACCEPT.size, count)
-    if values is None or not 0 < ballot < CHOSEN or max(base, decided, first) >= _TOP or not base:
-        return None
-    return Accept(ballot, base, decided, first, values) if first or not count else None
-
-
-def encode_accepted(accepted: Accepted) -> bytes:
-    """The body of an ACCEPTED."""
-    return _ACCEPTED.pack(accepted.ballot, accepted.upto, accepted.decided)
-
-
-def decode_accepted(body: bytes) -> Accepted | None:
-    """The ACCEPTED, or None if it is malformed."""
-    if len(body) != _ACCEPTED.size:
-        return None
-    ballot, upto, decided = _ACCEPTED.unpack(body)
-    return Accepted(ballot, upto, decided) if max(ballot, upto, decided) < _TOP else None
-
-
-def encode_fetch(fetch: Fetch) -> bytes:
-    """The body of a FETCH."""
-    return _FETCH.pack(fetch.first, fetch.snapshot, fetch.offset)
-
-
-def decode_fetch(body: bytes) -> Fetch | None:
-    """The FETCH, or None if it is malformed."""
-    if len(body) != _FETCH.size:
-        return None
-    first, snapshot, offset = _FETCH.unpack(body)
-    return Fetch(first, snapshot, offset) if 0 < first < _TOP and snapshot < _TOP else None
-
-
-def encode_learn(learn: Learn) -> bytes:
-    """The body of a LEARN."""
-    return _LEARN.pack(learn.decided, learn.first, len(learn.values)) + _pack_values(learn.values)
-
-
-def decode_learn(body: bytes) -> Learn | None:
-    """The LEARN, or None if it is malformed."""
-    if len(body) < _LEARN.size:
-        return None
-    decided, first, count = _LEARN.unpack_from(body)
-    values = _unpack_values(body, _LEARN.size, count)
-    if values is None or decided >= _TOP or not 0 < first < _TOP or not count:
-        return None
-    return Learn(decided, first, values)
-
-
-def encode_proposal(proposal: Proposal) -> bytes:
-    """The body of a PROPOSAL."""
-    return _PROPOSAL.pack(proposal.k) + proposal.value
-
-
-def decode_proposal(body: bytes) -> Proposal | None:
-    """The PROPOSAL, or None if it is malformed."""
-    if len(body) < _PROPOSAL.size:
-        return None
-    (k,) = _PROPOSAL.unpack_from(body)
-    return Proposal(k, body[_PROPOSAL.size :]) if k < _TOP else None
-
-
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The body of a SNAPSHOT."""
-    return _SNAPSHOT.pack(snapshot.k, snapshot.total, snapshot.offset) + snapshot.part
-
-
-def decode_snapshot(body: bytes) -> Snapshot | None:
-    """The SNAPSHOT, or None if it is malformed."""
-    if len(body) < _SNAPSHOT.size:
-        return None
-    k, total, offset = _SNAPSHOT.unpack_from(body)
-    part = body[_SNAPSHOT.size :]
-    return Snapshot(k, total, offset, part) if 0 < k < _TOP and offset + len(part) <= total else None
-
-
-def encode_storage_mismatch(mismatch: StorageMismatch) -> bytes:
-    """The body of a STORAGE_MISMATCH."""
-    return _STORAGE_MISMATCH.pack(mismatch.recorded_storage_id)
-
-
-def decode_storage_mismatch(body: bytes) -> StorageMismatch | None:
-    """The STORAGE_MISMATCH, or None if it is malformed."""
-    return StorageMismatch(*_STORAGE_MISMATCH.unpack(body)) if len(body) == _STORAGE_MISMATCH.size else None
-
-
 ConsensusMessage: TypeAlias = (
     Prepare | Promise | Accept | Accepted | Fetch | Learn | Proposal | Snapshot | StorageMismatch
 )
 
-DECODERS: dict[Kind, Callable[[bytes], ConsensusMessage | None]] = {
-    Kind.PREPARE: decode_prepare,
-    Kind.PROMISE: decode_promise,
-    Kind.ACCEPT: decode_accept,
-    Kind.ACCEPTED: decode_accepted,
-    Kind.FETCH: decode_fetch,
-    Kind.LEARN: decode_learn,
-    Kind.PROPOSAL: decode_proposal,
-    Kind.SNAPSHOT: decode_snapshot,
-    Kind.STORAGE_MISMATCH: decode_storage_mismatch,
+
+class _Entries(Part):
+    """The entries of a promise: all their ballots, then their values."""
+
+    _ballots = Numbers("ballots", "Q", least=1, most=CHOSEN)
+    _values = Values("values")
+
+    def encode(self, value: Sequence[tuple[int, bytes]]) -> bytes:
+        return self._ballots.encode([each for each, _ in value]) + self._values.encode([each for _, each in value])
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[tuple[int, bytes], ...], int]:
+        ballots, at = self._ballots.decode(body, at, items)
+        values, at = self._values.decode(body, at, items)
+        return tuple(zip(ballots, values, strict=True)), at
+
+
+_BALLOT = u63("ballot", least=1, most=CHOSEN - 1)
+
+_PREPARE = Spec(Prepare, _BALLOT, u63("first", least=1), boolean("trial"))
+_PROMISE = Spec(
+    Promise,
+    _BALLOT,
+    boolean("trial"),
+    u63("decided"),
+    u63("first"),
+    u63("last"),
+    count("entries"),
+    u63("at"),
+    _Entries("entries"),
+    check=lambda promise: not promise.entries or promise.first <= promise.at <= promise.last - len(promise.entries) + 1,
+)
+_ACCEPT = Spec(
+    Accept,
+    _BALLOT,
+    u63("base", least=1),
+    u63("decided"),
+    u63("first"),
+    count("values"),
+    Values("values"),
+    check=lambda accept: accept.first > 0 or not accept.values,
+)
+_LEARN = Spec(Learn, u63("decided"), u63("first", least=1), count("values", least=1), Values("values"))
+_SNAPSHOT = Spec(
+    Snapshot,
+    u63("k", least=1),
+    u32("total"),
+    u32("offset"),
+    Bytes("part"),
+    check=lambda snapshot: snapshot.offset + len(snapshot.part) <= snapshot.total,
+)
+SPECS: Final[Mapping[Kind, AnySpec]] = {
+    Kind.PREPARE: _PREPARE,
+    Kind.PROMISE: _PROMISE,
+    Kind.ACCEPT: _ACCEPT,
+    Kind.ACCEPTED: Spec(Accepted, u63("ballot"), u63("upto"), u63("decided")),
+    Kind.FETCH: Spec(Fetch, u63("first", least=1), u63("snapshot"), u32("offset")),
+    Kind.LEARN: _LEARN,
+    Kind.PROPOSAL: Spec(Proposal, u63("k"), Bytes("value")),
+    Kind.SNAPSHOT: _SNAPSHOT,
+    Kind.STORAGE_MISMATCH: Spec(StorageMismatch, u32("recorded_storage_id")),
 }
-register_control(DECODERS)
+register(SPECS)
+ACCEPT_BYTES = max(_ACCEPT.size, _PROMISE.size, _LEARN.size) + 8 + 4
+"""The most bytes that any frame puts before its first value: the fields, a ballot and a length."""
+SNAPSHOT_BYTES = _SNAPSHOT.size
 
 
-def encode(message: ConsensusMessage) -> tuple[Kind, bytes]:
-    """The kind and the body of a frame that carries a message."""
-    match message:
-        case Prepare():
-            return Kind.PREPARE, encode_prepare(message)
-        case Promise():
-            return Kind.PROMISE, encode_promise(message)
-        case Accept():
-            return Kind.ACCEPT, encode_accept(message)
-        case Accepted():
-            return Kind.ACCEPTED, encode_accepted(message)
-        case Fetch():
-            return Kind.FETCH, encode_fetch(message)
-        case Learn():
-            return Kind.LEARN, encode_learn(message)
-        case Proposal():
-            return Kind.PROPOSAL, encode_proposal(message)
-        case Snapshot():
-            return Kind.SNAPSHOT, encode_snapshot(message)
-        case StorageMismatch():
-            return Kind.STORAGE_MISMATCH, encode_storage_mismatch(message)
-    assert_never(message)
-
-
-class _RecordKind(IntEnum):
-    PROMISED = 1
-    ACCEPTED = 2
-    DECIDED = 3
-    SNAPSHOT = 4
-    STORAGE_ID = 5
-
-
-_NUMBER = struct.Struct("!BQ")
-_VALUE = struct.Struct("!BQQ")
-_STORAGE_ID = struct.Struct("!BHI")
+# -- records -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,32 +258,20 @@ class StorageIdRecord:
 ConsensusRecord: TypeAlias = PromiseRecord | ValueRecord | DecisionRecord | SnapshotRecord | StorageIdRecord
 
 
+_RECORDS: Tagged[ConsensusRecord] = Tagged(
+    (1, Spec(PromiseRecord, u64("ballot"))),
+    (2, Spec(ValueRecord, u64("k"), u64("ballot"), Bytes("value"))),
+    (3, Spec(DecisionRecord, u64("k"))),
+    (4, Spec(SnapshotRecord, u64("k"), Bytes("state"))),
+    (5, Spec(StorageIdRecord, u16("member"), u32("storage_id"))),
+)
+
+
 def encode_record(record: ConsensusRecord) -> bytes:
     """The bytes of a record for stable storage."""
-    if isinstance(record, PromiseRecord):
-        return _NUMBER.pack(_RecordKind.PROMISED, record.ballot)
-    if isinstance(record, ValueRecord):
-        return _VALUE.pack(_RecordKind.ACCEPTED, record.k, record.ballot) + record.value
-    if isinstance(record, DecisionRecord):
-        return _NUMBER.pack(_RecordKind.DECIDED, record.k)
-    if isinstance(record, StorageIdRecord):
-        return _STORAGE_ID.pack(_RecordKind.STORAGE_ID, record.member, record.storage_id)
-    return _NUMBER.pack(_RecordKind.SNAPSHOT, record.k) + record.state
+    return _RECORDS.encode(record)
 
 
-def decode_record(record: bytes) -> ConsensusRecord | None:
-    """The record, or None if it is malformed."""
-    kind = record[0] if record else 0
-    if kind == _RecordKind.ACCEPTED and len(record) >= _VALUE.size:
-        _, k, ballot = _VALUE.unpack_from(record)
-        return ValueRecord(k, ballot, record[_VALUE.size :])
-    if kind == _RecordKind.STORAGE_ID and len(record) == _STORAGE_ID.size:
-        return StorageIdRecord(*_STORAGE_ID.unpack(record)[1:])
-    if kind not in {_RecordKind.PROMISED, _RecordKind.DECIDED, _RecordKind.SNAPSHOT} or len(record) < _NUMBER.size:
-        return None
-    _, number = _NUMBER.unpack_from(record)
-    if kind == _RecordKind.SNAPSHOT:
-        return SnapshotRecord(number, record[_NUMBER.size :])
-    if len(record) != _NUMBER.size:
-        return None
-    return PromiseRecord(number) if kind == _RecordKind.PROMISED else DecisionRecord(number)
+def decode_record(record: bytes) -> ConsensusRecord:
+    """Read a record back; raises Unreadable if it is malformed."""
+    return _RECORDS.decode(record)

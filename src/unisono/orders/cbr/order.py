@@ -223,8 +223,8 @@ class Cbr(OrderBase):
             self.ignored["frame kind not used by this order"] += 1
 
     def _on_hello(self, now: int, frame: Frame) -> None:
-        hello = decode_hello(bytes(frame.body))
-        if hello is not None and self.mode not in CBR_RUNNING:
+        hello = message_in(frame, Hello)
+        if self.mode not in CBR_RUNNING:
             problem = None
             if hello.avg != int(hello.avg) or not 1 <= hello.avg <= RATE_MAX:
                 problem = (

@@ -200,7 +200,7 @@ class RateRenegotiation:
         """Send a NEW_RATE to each receiver that has not confirmed yet. Repeated requests are harmless."""
         if self.requested_rate is not None:
             for peer in self._unconfirmed_receivers:
-                self._send(now, peer, Kind.NEW_RATE, encode_new_rate(self._serial, self.requested_rate))
+                self._send(now, peer, NewRate(self._serial, self.requested_rate))
 
     def declared_rate(self) -> int:
         """The rate to declare now for the next cycle: the smaller one until all receivers have confirmed."""
@@ -248,20 +248,14 @@ class RateRenegotiation:
 
     def receive(self, now: int, frame: Frame) -> Violation | None:
         """Answer a peer's NEW_RATE, or handle a RESERVED. Answers to earlier requests of this member are ignored."""
-        body = bytes(frame.body)
-        if frame.kind is Kind.NEW_RATE:
-            request = decode_new_rate(body)
-            if request is not None:
-                granted = self._promise(frame.sender, request[1])
-                self._send(now, frame.sender, Kind.RESERVED, encode_reserved(request[0], granted))
-            return None
-        answer = decode_reserved(body)
-        if answer is None or answer[0] != self._serial or frame.sender not in self._unconfirmed_receivers:
-            return None
-        if answer[1]:
-            del self._unconfirmed_receivers[frame.sender]
-            return None
-        return self._withdraw_request(now, frame.sender)
+        match frame.message:
+            case NewRate(serial, rate):
+                self._send(now, frame.sender, Reserved(serial, self._promise(frame.sender, rate)))
+            case Reserved(self._serial, granted) if frame.sender in self._unconfirmed_receivers:
+                if not granted:
+                    return self._withdraw_request(now, frame.sender)
+                del self._unconfirmed_receivers[frame.sender]
+        return None
 
     def _promise(self, peer: int, rate: int) -> bool:
         if not self._by_receiver or rate > RATE_MAX:
@@ -276,7 +270,7 @@ class RateRenegotiation:
         requested, self.requested_rate, self._unconfirmed_receivers = self.requested_rate, None, {}
         self._serial += 1
         for peer in self._peers:
-            self._send(now, peer, Kind.NEW_RATE, encode_new_rate(self._serial, self._next_rate))
+            self._send(now, peer, NewRate(self._serial, self._next_rate))
         text = (
             f"member {refused_by} could not reserve bandwidth for {requested} messages per second; "
             f"the rate stays {self._next_rate}"
@@ -292,9 +286,8 @@ class RateRenegotiation:
         self._incoming_rates, self._promised_rates = dict(incoming), dict(promised)
         return True
 
-    def _send(self, now: int, to: int, kind: Kind, body: bytes) -> None:
+    def _send(self, now: int, to: int, message: NewRate | Reserved) -> None:
         policy = self._policy
+        header = (policy.member, policy.incarnation, policy.epoch)
         slot = turn_number(now // CYCLE_NS, 0)
-        self._down.append(
-            Frame(kind, policy.member, policy.incarnation, policy.epoch, slot, 0, sent_ns=now, body=body, to=to)
-        )
+        self._down.append(control_frame(message, *header, slot=slot, sent_ns=now, to=to))

@@ -294,36 +294,30 @@ class VbrGaps(Vbr):
         The frame's sequence number, otherwise unused in a JOIN, carries the clock reading of the request answered.
         """
         policy, grid, rate = self._policy, self.grid, self.schedule.pacer.rate
-        body = encode_join(
-            Join(
-                policy.timing.theta_ns,
-                grid.delta_ns,
-                grid.gamma_ns,
-                slot,
-                rate.avg,
-                rate.burst,
-                rate.bytes_per_slot(policy.max_message),
-                step,
-                self._incarnations.get(to, 0),
-                grid.changes,
-                grid.segments,
-                self.schedule.setting_requests.snapshot(),
-            )
+        join = Join(
+            policy.timing.theta_ns,
+            grid.delta_ns,
+            grid.gamma_ns,
+            slot,
+            rate.avg,
+            rate.burst,
+            rate.bytes_per_slot(policy.max_message),
+            step,
+            self._incarnations.get(to, 0),
+            grid.changes,
+            grid.segments,
+            self.schedule.setting_requests.snapshot(),
         )
-        frame = Frame(
-            Kind.JOIN,
+        frame = control_frame(
+            join,
             policy.member,
             policy.incarnation,
             policy.epoch,
-            grid.slot_of(now),
-            0,
-            0,
-            rate.burst,
-            answered_request_ns,
-            now,
-            None,
-            body,
-            to,
+            slot=grid.slot_of(now),
+            burst=rate.burst,
+            first_sequence=answered_request_ns,
+            sent_ns=now,
+            to=to,
         )
         self.down.extend([frame] * policy.copies)
 
@@ -336,8 +330,8 @@ class VbrGaps(Vbr):
         self._send_join(now, JoinStep.MERGE, slot, to=peer)
 
     def _on_join(self, now: int, frame: Frame) -> None:
-        join, peer, grid = decode_join(bytes(frame.body)), frame.sender, self.grid
-        if join is None or self.mode in {Mode.GET_RATE, Mode.LEFT} or frame.epoch != self._policy.epoch:
+        join, peer, grid = message_in(frame, Join), frame.sender, self.grid
+        if self.mode in {Mode.GET_RATE, Mode.LEFT} or frame.epoch != self._policy.epoch:
             return
         if (join.delta_ns, join.gamma_ns) != (grid.delta_ns, grid.gamma_ns):
             return  # its HELLO reports the difference

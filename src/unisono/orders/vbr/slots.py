@@ -98,8 +98,8 @@ class SlotChange:
         self._requests: dict[int, int] = {}
         """The requested lengths in the slot being delivered, by member."""
 
-    def next_request(self, slot: int, grid: SlotGrid) -> bytes | None:
-        """The request that this member's mark of `slot` has to carry, if any."""
+    def next_request(self, slot: int, grid: SlotGrid) -> int | None:
+        """The slot length that this member's mark of `slot` has to request, if any."""
         first = grid.last_segment.first_slot
         if self._granted_segment is not None and slot >= self._granted_segment.first_slot:
             self._granted_segment = None
@@ -110,7 +110,7 @@ class SlotChange:
         ):
             return None
         self._requested_in = slot
-        return encode_slot_request(self.requested_theta_ns)
+        return self.requested_theta_ns
 
     def on_request(self, sender: int, theta_ns: int) -> None:
         """A mark with a request is being delivered."""
@@ -381,20 +381,19 @@ class SlotSchedule:
         self._reservation.request_slot(theta_ns, rate)
         self.slot_change.requested_theta_ns = None if theta_ns == last.theta_ns else theta_ns
 
-    def requests_for_mark(self, slot: int) -> bytes | None:
-        """The requests that our end-of-slot mark of `slot` carries, encoded; None if there are none."""
-        slot_request = self.slot_change.next_request(slot, self.grid)
+    def requests_for_mark(self, slot: int) -> MarkRequests | None:
+        """The requests that our end-of-slot mark of `slot` carries; None if there are none."""
+        theta_ns = self.slot_change.next_request(slot, self.grid)
         setting_requests = self.setting_requests.to_send(slot)
-        if slot_request is None and not setting_requests:
+        if theta_ns is None and not setting_requests:
             return None
-        return encode_mark_requests(slot_request, encode_setting_requests(setting_requests))
+        return MarkRequests(theta_ns or 0, tuple(setting_requests))
 
-    def read_mark(self, sender: int, body: bytes | memoryview) -> Sequence[SettingRequest]:
+    def read_mark(self, sender: int, requests: MarkRequests) -> Sequence[SettingRequest]:
         """A mark with requests is being delivered: record its slot-length request, return its setting requests."""
-        theta_ns, setting_requests = decode_mark_requests(body) or (None, ())
-        if theta_ns is not None:
-            self.slot_change.on_request(sender, theta_ns)
-        return setting_requests
+        if requests.theta_ns:
+            self.slot_change.on_request(sender, requests.theta_ns)
+        return requests.setting_requests
 
     def adopt(self, grid: SlotGrid) -> Violation | None:
         """Use `grid` from now on; returns a violation if the network refuses what its slots need.
