@@ -14,8 +14,9 @@ import zlib
 from unisono.model.events import ClockViolation, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.units import Rate, duration_text
-from unisono.wire.control import Hello, SeenPeer, decode_hello, encode_hello
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.codec import control_frame, message_in
+from unisono.wire.control import Hello, SeenPeer
+from unisono.wire.frame import Frame
 
 HELLO_INTERVAL_MIN_NS = 10_000_000
 HELLO_INTERVAL_MAX_NS = 200_000_000

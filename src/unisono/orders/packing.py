@@ -118,6 +118,8 @@ class FramePayload:
     """The header flags that say what the body is."""
     messages_completed: int = 0
     """The number of messages that end in this frame; the sender's sequence number advances by it."""
+    message: object = None
+    """The control message that the body encodes, if it does."""
 
     def data_frame(
         self,
@@ -146,6 +148,7 @@ class FramePayload:
             self.packed_messages,
             self.body,
             multicast=multicast,
+            message=self.message,
         )
 
     def encoded(self) -> bytes:

@@ -45,7 +45,8 @@ from unisono.orders.cbr.turns import (
 )
 from unisono.orders.contract import OrderBase
 from unisono.orders.packing import NO_MESSAGES, FramePayload, Packer, Rqueue, SlotFrames, checked_sizes
-from unisono.wire.control import decode_hello
+from unisono.wire.codec import message_in
+from unisono.wire.control import Hello
 from unisono.wire.frame import END_OF_SLOT, FRAGMENT, LEAVING, Frame, Kind, ReassembledMessage
 
 HORIZON_NS = NS_PER_S

@@ -26,8 +26,9 @@ from unisono.model.policy import Policy
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.net.rmcast.layer import copies_reservation
-from unisono.wire.control import decode_new_rate, decode_reserved, encode_new_rate, encode_reserved
-from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES, Frame, Kind
+from unisono.wire.codec import control_frame
+from unisono.wire.control import NewRate, Reserved
+from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES, Frame
 
 # -- turns -----------------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ from unisono.net.clock_check import ClockDifference
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import Rqueue, SlotFrames
 from unisono.orders.vbr.order import Vbr
-from unisono.wire.control import Join, JoinStep, decode_join, encode_join
+from unisono.wire.codec import control_frame, message_in
+from unisono.wire.control import Join, JoinStep
 from unisono.wire.frame import Frame, Kind
 
 TIMEOUTS_BEFORE_REPORT = 3

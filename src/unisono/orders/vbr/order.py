@@ -45,7 +45,8 @@ from unisono.model.units import NS_PER_S, Rate, Reserver
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
 from unisono.orders.packing import NO_MESSAGES, FramePayload, Packer, Rqueue, SlotFrames, checked_sizes
 from unisono.orders.vbr.slots import SlotSchedule, check_slot_length
-from unisono.wire.control import SettingRequest
+from unisono.wire.codec import message_in
+from unisono.wire.control import MARK_REQUESTS, MarkRequests, SettingRequest
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -315,7 +316,7 @@ class Vbr(VariableRateBase):
         if requests is not None:
             if last is not None:
                 self._send_frame(now, last, 0)
-            last = FramePayload(body=requests, flags=SETTING_REQUEST)
+            last = FramePayload(body=MARK_REQUESTS.encode(requests), flags=SETTING_REQUEST, message=requests)
         if self._leaving:
             flags |= LEAVING
             self._final_slots[self._policy.member] = self._send_slot
@@ -394,7 +395,7 @@ class Vbr(VariableRateBase):
         if mark.flags & LEAVING:
             self._final_slots[sender] = mark.slot
         if mark.flags & SETTING_REQUEST:
-            self._on_setting_requests(self.schedule.read_mark(sender, mark.body))
+            self._on_setting_requests(self.schedule.read_mark(sender, message_in(mark, MarkRequests)))
 
     def _on_setting_requests(self, requests: Sequence[SettingRequest]) -> None:
         # Without failures a request is never late: it takes effect beyond every slot that a member may be sending in

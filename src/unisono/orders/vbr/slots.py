@@ -47,14 +47,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS, Segment, SlotGrid
 from unisono.model.units import Rate, Reserver, duration_text
 from unisono.orders.packing import Pacer, reservation
-from unisono.wire.control import (
-    SETTING_REQUEST_MAX_BYTES,
-    SettingRequest,
-    decode_mark_requests,
-    encode_mark_requests,
-    encode_setting_requests,
-    encode_slot_request,
-)
+from unisono.wire.control import SETTING_REQUEST_MAX_BYTES, MarkRequests, SettingRequest
 
 MAX_SETTING_REQUESTS = 32
 """An end-of-slot mark carries at most this many setting requests."""
