@@ -232,12 +232,14 @@ class Values(Part):
 class Items(Part):
     """Messages one after the other: as many as the `count` says; without a `count`, up to the end of the message."""
 
-    def __init__(self, name: str, item: Spec[Any]) -> None:
+    def __init__(self, name: str, item: Spec[Any], *, ascending: bool = False) -> None:
+        """With `ascending`, the encoder sorts the items."""
         super().__init__(name)
         self._item = item
+        self._ascending = ascending
 
     def encode(self, value: Iterable[Any]) -> bytes:
-        return b"".join(map(self._item.encode, value))
+        return b"".join(map(self._item.encode, sorted(value) if self._ascending else value))
 
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[Any, ...], int]:
         found: list[Any] = []

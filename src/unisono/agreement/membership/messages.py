@@ -230,7 +230,7 @@ SPECS: Final[Mapping[Kind, AnySpec]] = {
         LastMessages,
         u32("attempt"),
         count("last"),
-        Items("last", Spec(LastMessage, u16("member"), u63("number"), u16("holder"))),
+        Items("last", Spec(LastMessage, u16("member"), u63("number"), u16("holder")), ascending=True),
         check=lambda message: len(message.received) == len(message.last),
     ),
     Kind.MEMBERSHIP_REQUEST: Spec(

@@ -718,7 +718,7 @@ class ViewChangeAttempt:
             for member, number in self._received[survivor].items():
                 if number > last.get(member, -1):
                     last[member], holders[member] = number, survivor
-        return LastMessages(self.number, tuple(LastMessage(m, n, holders[m]) for m, n in sorted(last.items())))
+        return LastMessages(self.number, tuple(LastMessage(m, n, holders[m]) for m, n in last.items()))
 
     def open_question(self) -> tuple[Flush | LastMessages, list[int]]:
         """The question that is open now, and the survivors that have not answered it."""
