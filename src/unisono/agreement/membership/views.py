@@ -335,7 +335,7 @@ class Membership:
                 view_multicast.answer_request(now, sender, message)
             case Flush():
                 self._block(now)
-                self._send(now, Flushed(message.attempt, False, view_multicast.received), sender)
+                self._send(now, Flushed(message.attempt, False, dict(view_multicast.received)), sender)
             case LastMessages():
                 self._block(now)
                 if view_multicast.lacks(message.received):
@@ -413,7 +413,7 @@ class Membership:
             self._ask_survivors(now, self._attempt)
         elif view_multicast.frozen:
             coordinator = min(self.detector.trusted(view_multicast.members))
-            self._send(now, Flushed(0, False, view_multicast.received), coordinator)
+            self._send(now, Flushed(0, False, dict(view_multicast.received)), coordinator)
         self._requests.expire(now, self._retry_ns)
 
     # -- founding the group ----------------------------------------------------------------------------------
