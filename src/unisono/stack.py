@@ -37,6 +37,7 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import Cbr
+from unisono.orders.delivery_check import DeliveryCheck
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
@@ -105,6 +106,8 @@ class Stack:
         self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
         self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
+        # A slot order checks its deliveries itself, once per slot.
+        self._delivery_check = DeliveryCheck(policy.member) if self._slot_order is None else None
         self._declared_grid = SlotGrid.of(policy.timing)
         clock_check.next_wake = self._wake_at
 
@@ -212,6 +215,8 @@ class Stack:
             )
         batch = self._priority_order.consume(now)
         if batch is not None:
+            if self._delivery_check is not None:
+                self._delivery_check.check((batch,))
             if self.observer is not None:
                 self.observer.delivered(now, [batch])
             self._pump(now)
@@ -283,11 +288,13 @@ class Stack:
         """Return the effects of all inputs since the last step.
 
         A driver calls this after each input, or once after several inputs that arrived together, and passes the result
-        to `carry_out`.
+        to `carry_out`. InvariantViolated means that this member has a defect and must stop: it releases nothing.
         """
         records = self._flush() if self._durable_order is not None else ()
         datagrams = self._encode_outgoing() if self._out else ()
         events = self._pop_events()
+        if events and self._delivery_check is not None:
+            self._delivery_check.check(events)
         if events and self._rmcast is None and not self.order.keeps_sending_to_departed():
             self._follow_view(events)
         return Effects(records, datagrams, events, self._wake_at())
@@ -508,8 +515,10 @@ class Stack:
         return self.clock_check
 
     def counters(self) -> dict[str, int]:
-        """What the layers have counted, by "layer.name"; in a multi-group order also what the order has counted."""
+        """What the layers have counted, by "layer.name"; in some orders also what the order has counted."""
         found = {f"{layer.name}.{name}": n for layer in self._layers for name, n in layer.counters().items()}
+        if self._priority_order is not None:
+            found[f"{self.policy.order}.queued"] = self.queued()
         if self._multigroup_order is not None:
             found |= {f"{self.policy.order}.{name}": n for name, n in self._multigroup_order.counters().items()}
         return found

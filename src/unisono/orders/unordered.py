@@ -126,6 +126,7 @@ class Unordered:
         self._submissions_waiting = count < len(sizes)
         messages, sizes = messages[:count], sizes[:count]
         self._pacer.record_sent(count, sum(sizes))
+        self._pacer.check(self._policy.member)
         payloads: list[FramePayload] = self._packer.add(messages, sizes)
         rest = self._packer.flush()
         if rest is not None:

@@ -319,6 +319,7 @@ class LeaderOrderBase(ABC):
     def _pack(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
         """Pack all these messages into frames; the packer keeps nothing back."""
         self._pacer.record_sent(len(sizes), sum(sizes))
+        self._pacer.check(self._policy.member)
         payloads = self._packer.add(messages, sizes)
         last = self._packer.flush()
         return payloads if last is None else [*payloads, last]

@@ -24,8 +24,8 @@ from itertools import islice
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
-from unisono.errors import MessageTooLarge, StorageError
+from unisono.agreement.paxos.log import ConsensusOutput, Decision, ForwardedValue, RestoredState
+from unisono.errors import InvariantViolated, MessageTooLarge, StorageError
 from unisono.model.effects import StoredRecords
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, Violation, ViolationKind
 from unisono.model.policy import Policy
@@ -98,6 +98,7 @@ class ConsensusOrder(ConsensusOrderBase):
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
         self._leaving_since: int | None = None
         self._leader_changes_seen = 0
+        self._applied_instance = 0
         # Sending.
         self._reserver = reserver
         reserver.reserve(self._reservation(policy.rate))
@@ -146,6 +147,7 @@ class ConsensusOrder(ConsensusOrderBase):
         if count == 0 or len(self._undecided) >= BUNDLES_MAX:
             return 0
         self._pacer.record_sent(count, sum(sizes[:count]))
+        self._pacer.check(self._policy.member)
         if not self._undecided:
             self._forwarded_at = now
         payloads = self._packer.add(messages[:count], sizes[:count])
@@ -318,6 +320,7 @@ class ConsensusOrder(ConsensusOrderBase):
         """Deliver decided bundles, and drop own bundles that are in the log now."""
         log, policy = self.log, self._policy
         for decision in decisions:
+            self.check_instance(decision)
             if isinstance(decision, RestoredState):
                 log.restore(decision)
                 if self.mode is Mode.DELIVER_MESSAGES:
@@ -337,6 +340,14 @@ class ConsensusOrder(ConsensusOrderBase):
             self._undecided.popleft()
             self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
         self._forward(now)
+
+    def check_instance(self, decision: ConsensusOutput) -> None:
+        """Decided instances are applied one after the other; only a snapshot may skip some."""
+        expected = self._applied_instance + 1
+        if decision.k != expected and (decision.k < expected or isinstance(decision, Decision)):
+            text = "the log applies an instance again, or skips one"
+            raise InvariantViolated("log", self._policy.member, text, f"instance {expected}", str(decision.k))
+        self._applied_instance = decision.k
 
     # -- leaving ---------------------------------------------------------------------------------------------
 
