@@ -90,8 +90,8 @@ class StorageError(UnisonoError):
 class InvariantViolated(UnisonoError):
     """A member is about to break a safety invariant. This is a defect of unisono; the group stops at once.
 
-    `invariant` is a stable token: "order", "index" or "duplicate" for a wrong delivery, "view" for a message without a
-    view. `expected` and `found` are the compared values.
+    `invariant` is a stable token; docs/architecture.md lists the invariants. `expected` and `found` are the compared
+    values. Members compare only what they decide themselves, so no datagram can cause this error.
     """
 
     def __init__(self, invariant: str, member: int, text: str, expected: str, found: str) -> None:

@@ -432,8 +432,8 @@ class Group:
         driver = self._driver
         if driver.closed:
             return driver.left is not None
-        driver.leave()
         try:
+            driver.leave()
             async with asyncio.timeout(LEAVE_TIMEOUT_S + 4 * self.bound_ns / NS_PER_S):
                 while driver.left is None and not driver.closed:
                     await driver.wait_for_change()

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
-from unisono.errors import InvalidOption
+from unisono.errors import InvalidOption, InvariantViolated
 from unisono.model.capabilities import CAPABILITIES, capabilities_of, check_options, needs_storage, orders_with
 from unisono.model.delays import Histogram
 from unisono.model.effects import Datagram, Effects, StoredRecords, Write
-from unisono.model.events import Batch, LeaveComplete, SlaVerdict, StackEvent, ViewChange
+from unisono.model.events import Batch, Grade, LeaveComplete, Rejoining, SlaVerdict, StackEvent, ViewChange
 from unisono.model.policy import Policy, Settings, StateHolder
 from unisono.model.timing import SlotGrid, earliest
 from unisono.model.units import EVERYONE, Rate, Reserver, UnlimitedNetwork, group_key
@@ -54,6 +54,8 @@ from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Fra
 
 _OrderType = TypeVar("_OrderType")
 
+_FINAL = Grade.FINAL  # read once: reading a member of an enumeration is slow, and this runs for every batch
+
 
 class DurableOrder(Protocol):
     """An order that keeps records on stable storage. It processes its input in batches, by `flush`."""
@@ -66,6 +68,38 @@ class DurableOrder(Protocol):
 
     def flush(self) -> None:
         """Process all input since the last call as one batch."""
+
+
+class DeliveryCheck:
+    """Checks at run time that no delivery is lost or repeated between an order and the application.
+
+    Each order numbers its deliveries itself. The check needs two comparisons per batch, so it is always on. It sees one
+    member only: that all members deliver the same is for the checkers of traces.
+    """
+
+    __slots__ = ("_member", "_next_final", "_next_index")
+
+    def __init__(self, member: int) -> None:
+        self._member = member
+        self._next_index = 0
+        """The index of the next early delivery, or of any delivery where each message is delivered once."""
+        self._next_final = 0
+
+    def check(self, events: Sequence[StackEvent]) -> None:
+        """The indices of a member's deliveries are consecutive."""
+        for event in events:
+            if isinstance(event, Batch):
+                if event.grade is _FINAL:
+                    expected = self._next_final
+                    self._next_final += event.count
+                else:
+                    expected = self._next_index
+                    self._next_index += event.count
+                if event.first_index != expected:
+                    text = "the index of a delivery repeats or skips a number"
+                    raise InvariantViolated("index", self._member, text, str(expected), str(event.first_index))
+            elif isinstance(event, Rejoining):  # the member starts again from the state of another member
+                self._next_index = self._next_final = 0
 
 
 class Stack:
@@ -105,6 +139,8 @@ class Stack:
         self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
         self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
+        # A slot order checks its deliveries itself, once per slot.
+        self._delivery_check = DeliveryCheck(policy.member) if self._slot_order is None else None
         self._declared_grid = SlotGrid.of(policy.timing)
         clock_check.next_wake = self._wake_at
 
@@ -212,6 +248,8 @@ class Stack:
             )
         batch = self._priority_order.consume(now)
         if batch is not None:
+            if self._delivery_check is not None:
+                self._delivery_check.check((batch,))
             if self.observer is not None:
                 self.observer.delivered(now, [batch])
             self._pump(now)
@@ -283,11 +321,13 @@ class Stack:
         """Return the effects of all inputs since the last step.
 
         A driver calls this after each input, or once after several inputs that arrived together, and passes the result
-        to `carry_out`.
+        to `carry_out`. InvariantViolated means that this member has a defect and must stop: it releases nothing.
         """
         records = self._flush() if self._durable_order is not None else ()
         datagrams = self._encode_outgoing() if self._out else ()
         events = self._pop_events()
+        if events and self._delivery_check is not None:
+            self._delivery_check.check(events)
         if events and self._rmcast is None and not self.order.keeps_sending_to_departed:
             self._follow_view(events)
         return Effects(records, datagrams, events, self._wake_at())
@@ -508,8 +548,10 @@ class Stack:
         return self.clock_check
 
     def counters(self) -> dict[str, int]:
-        """What the layers have counted, by "layer.name"; in a multi-group order also what the order has counted."""
+        """What the layers have counted, by "layer.name"; in some orders also what the order has counted."""
         found = {f"{layer.name}.{name}": n for layer in self._layers for name, n in layer.counters().items()}
+        if self._priority_order is not None:
+            found[f"{self.policy.order}.queued"] = self.queued()
         if self._multigroup_order is not None:
             found |= {f"{self.policy.order}.{name}": n for name, n in self._multigroup_order.counters().items()}
         return found

@@ -6,11 +6,12 @@ slot, and the verdict has to name the messages and the members.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.paper.schedule import MS, Group, figure_8, fixed
 from tests.worlds.adversaries import adversarial_network
+from tests.worlds.unchecked import unchecked_members
 
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
 from unisono.model.events import Batch
@@ -23,6 +24,13 @@ TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 MEMBERS = (1, 2, 3, 4)
 BUGGY = 3
 SLOTS = 6
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    """A member with a planted defect goes on: these tests judge what the checkers of traces find."""
+    with unchecked_members():
+        yield
 
 
 class Planted(Vbr):

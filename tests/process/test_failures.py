@@ -14,13 +14,22 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.model.effects import Datagram
+from unisono.model.faults import Partition, Span
+from unisono.runtime.fault_injection import FaultInjection
 
 PATIENCE_S = 30.0
 
 
-async def joined(member: int, peers: dict[int, tuple[str, int]]) -> unisono.Group:
-    return await unisono.join("table", member=member, peers=peers, failures=True, delta="300ms", slot="20ms")
+CUT = Partition(Span(1, 2), ((1,), (2, 3)))
+"""Member 1 is cut off while the time of the injection is 1."""
+
+
+async def joined(
+    member: int, peers: dict[int, tuple[str, int]], injection: FaultInjection | None = None
+) -> unisono.Group:
+    return await unisono.join(
+        "table", member=member, peers=peers, failures=True, delta="300ms", slot="20ms", injection=injection
+    )
 
 
 async def seen(groups: Sequence[unisono.Group], what: Callable[[], bool]) -> None:
@@ -45,23 +54,15 @@ def test_a_partition_heals_and_both_sides_become_one_group_again() -> None:
     """Paper 000 §6.6, over sockets: members still send to suspected members, so that a merge can begin."""
 
     async def part() -> None:
-        peers = free_addresses((1, 2, 3))
-        groups = list(await asyncio.gather(*(joined(member, peers) for member in peers)))
+        peers, time_ns = free_addresses((1, 2, 3)), 0
+        injections = {member: FaultInjection(member, (CUT,), time_ns=lambda: time_ns) for member in peers}
+        for injection in injections.values():
+            injection.start_run(0)
+        groups = list(await asyncio.gather(*(joined(member, peers, injections[member]) for member in peers)))
         await seen(groups, lambda: all(group.members == (1, 2, 3) for group in groups))
-        transport = groups[0]._driver.transport
-        send, take = transport.send, groups[0]._driver.stack.receive
-
-        def nothing_out(datagrams: Sequence[Datagram]) -> None:
-            del datagrams
-
-        def nothing_in(now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
-            del now, data, start, end, multicast
-
-        transport.send = nothing_out  # type: ignore[method-assign]
-        groups[0]._driver.stack.receive = nothing_in  # type: ignore[method-assign]
+        time_ns = 1
         await seen(groups, lambda: [group.members for group in groups] == [(1,), (2, 3), (2, 3)])
-        transport.send = send  # type: ignore[method-assign]
-        groups[0]._driver.stack.receive = take  # type: ignore[method-assign]
+        time_ns = 2
         await seen(groups, lambda: all(group.members == (1, 2, 3) for group in groups))
         before = [group.stats().delivered for group in groups]
         await groups[0].send(b"back")

@@ -9,6 +9,7 @@ from typing import Any
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.units import group_key
+from unisono.runtime.timers import new_incarnation
 from unisono.wire.frame import END_OF_SLOT, FRAGMENT, VERSION, Frame, Kind, encode
 
 GROUP = "besieged"
@@ -88,11 +89,13 @@ def test_frames_of_an_earlier_incarnation_and_of_old_slots_are_ignored() -> None
 
     async def scene() -> None:
         peers = free_addresses((1, 2))
-        one, two = await asyncio.gather(*(unisono.join(GROUP, member=m, peers=peers) for m in peers))
+        life = new_incarnation()
+        one, two = await asyncio.gather(
+            *(unisono.join(GROUP, member=m, peers=peers, incarnation=life if m == 1 else None) for m in peers)
+        )
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as enemy:
             for slot in (1, 2):
                 enemy.sendto(encode(frame(slot=slot), group_key(GROUP)), peers[2])
-            life = one._stack.policy.incarnation
             enemy.sendto(encode(frame(slot=3, incarnation=life), group_key(GROUP)), peers[2])
         while sum(two.stats().ignored.values()) < 3:
             await asyncio.sleep(0.01)

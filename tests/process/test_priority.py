@@ -23,7 +23,7 @@ def test_an_urgent_message_overtakes_at_both_members() -> None:
             await first.send_many([b"a", b"b", b"c"])
             assert (await second.consume()).payload == b"a"
             await second.send(b"!", priority=7)
-            while first._stack.queued() < 4:
+            while first.stats().counters["priority.queued"] < 4:
                 await asyncio.sleep(0.01)
             at_first = [await first.consume() for _ in range(4)]
             at_second = [await second.consume() for _ in range(3)]

@@ -155,39 +155,41 @@ def test_replicas_of_two_groups_agree_after_a_crash_in_a_burst() -> None:
 
     async def part() -> None:
         multigroup = unisono.Multigroup(TOPOLOGY, window_ns=20_000_000, optimistic=True)
-        groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
-        states = {member: Replicated(group, Dict()) for member, group in groups.items()}
+        async with network(members=0) as net:
+            groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
+            states = {member: Replicated(group, Dict()) for member, group in groups.items()}
 
-        async def burst(member: int) -> None:
-            state, home = states[member], TOPOLOGY.group_of(member)
-            for number in range(6):
-                put = Dict.put(b"shared", b"%d/%d" % (member, number))
-                await state.execute(put, grade=Grade.EARLY, to=("north", "south"))
-                await state.execute(Dict.put(b"own", b"%d/%d" % (member, number)), grade=Grade.EARLY, to=(home,))
-            await state.execute(Dict.put(b"done %d" % member, b"yes"), to=("north", "south"))
+            async def burst(member: int) -> None:
+                state, home = states[member], TOPOLOGY.group_of(member)
+                for number in range(6):
+                    put = Dict.put(b"shared", b"%d/%d" % (member, number))
+                    await state.execute(put, grade=Grade.EARLY, to=("north", "south"))
+                    await state.execute(Dict.put(b"own", b"%d/%d" % (member, number)), grade=Grade.EARLY, to=(home,))
+                await state.execute(Dict.put(b"done %d" % member, b"yes"), to=("north", "south"))
 
-        async with AsyncExitStack() as stack:
-            for state in states.values():
-                await stack.enter_async_context(state)
-            bursts = {member: asyncio.create_task(burst(member)) for member in states}
-            while states[1].conservative(b"shared") is None:
-                await states[1].wait_for_change()
-            groups.pop(5)._close()  # like a kill: no peer is notified
-            with pytest.raises(unisono.GroupClosed):
-                await bursts.pop(5)
-            await asyncio.gather(*bursts.values())
-            alive = [states[member] for member in groups]
-            for state in alive:
-                while state.replica.pending or any(state.conservative(b"done %d" % m) is None for m in groups):
-                    await state.wait_for_change()
-            agreed = [{key: state.conservative(key) for key in state.replica.objects()} for state in alive]
-            north, south = agreed[:3], agreed[3:]
-            assert north == [north[0]] * 3
-            assert south == [south[0]] * 2
-            assert north[0].keys() == south[0].keys()
-            assert {key for key in north[0] if north[0][key] != south[0][key]} <= {b"own"}
-            assert all(state.optimistic(b"shared") == north[0][b"shared"] for state in alive)
-        await asyncio.gather(*(group.leave() for group in groups.values()))
+            async with AsyncExitStack() as stack:
+                for state in states.values():
+                    await stack.enter_async_context(state)
+                bursts = {member: asyncio.create_task(burst(member)) for member in states}
+                while states[1].conservative(b"shared") is None:
+                    await states[1].wait_for_change()
+                net.crash(5)
+                del groups[5]
+                with pytest.raises(unisono.GroupClosed):
+                    await bursts.pop(5)
+                await asyncio.gather(*bursts.values())
+                alive = [states[member] for member in groups]
+                for state in alive:
+                    while state.replica.pending or any(state.conservative(b"done %d" % m) is None for m in groups):
+                        await state.wait_for_change()
+                agreed = [{key: state.conservative(key) for key in state.replica.objects()} for state in alive]
+                north, south = agreed[:3], agreed[3:]
+                assert north == [north[0]] * 3
+                assert south == [south[0]] * 2
+                assert north[0].keys() == south[0].keys()
+                assert {key for key in north[0] if north[0][key] != south[0][key]} <= {b"own"}
+                assert all(state.optimistic(b"shared") == north[0][b"shared"] for state in alive)
+            await asyncio.gather(*(group.leave() for group in groups.values()))
 
     run_test(part())
 

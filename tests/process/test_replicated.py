@@ -13,6 +13,7 @@ from unisono.errors import GroupClosed, InvalidOption
 from unisono.model.events import Grade
 from unisono.replica import Counter, Dict, Log, Replicated, Set
 from unisono.replica.state_machine import StateMachine
+from unisono.testing import network
 
 PATIENCE_S = 90
 Peers = dict[int, tuple[str, int]]
@@ -57,29 +58,30 @@ def test_one_of_four_crashes_in_a_burst_and_the_other_states_are_equal() -> None
     async def scene() -> None:
         members = (1, 2, 3, 4)
         peers = free_addresses(members)
-        groups = await asyncio.gather(*(joining(member, peers) for member in members))
-        states = [Replicated(group, Dict()) for group in groups]
+        async with network(members=0) as net:
+            groups = await asyncio.gather(*(joining(member, peers) for member in members))
+            states = [Replicated(group, Dict()) for group in groups]
 
-        async def burst(state: Replicated, me: int) -> None:
-            for number in range(40):
-                await state.execute(Dict.put(b"shared", b"%d/%d" % (me, number)), grade=Grade.EARLY)
-            await state.execute(Dict.put(b"done %d" % me, b"yes"))
+            async def burst(state: Replicated, me: int) -> None:
+                for number in range(40):
+                    await state.execute(Dict.put(b"shared", b"%d/%d" % (me, number)), grade=Grade.EARLY)
+                await state.execute(Dict.put(b"done %d" % me, b"yes"))
 
-        async with states[0], states[1], states[2], states[3]:
-            bursts = [asyncio.create_task(burst(state, me)) for me, state in zip(members, states, strict=True)]
-            while states[0].optimistic(b"shared") is None:
-                await states[0].wait_for_change()
-            groups[1]._close()  # as if it were killed: no peer is notified
-            with pytest.raises(GroupClosed):
-                await bursts[1]
-            survivors = [states[0], states[2], states[3]]
-            await asyncio.gather(bursts[0], bursts[2], bursts[3])
-            await until_all_have(survivors, [b"done 1", b"done 3", b"done 4"])
-            assert contents(survivors[0]) == contents(survivors[1]) == contents(survivors[2])
-            for state in survivors:
-                assert state.optimistic(b"shared") == state.conservative(b"shared")
-        for group in (groups[0], groups[2], groups[3]):
-            await group.leave()
+            async with states[0], states[1], states[2], states[3]:
+                bursts = [asyncio.create_task(burst(state, me)) for me, state in zip(members, states, strict=True)]
+                while states[0].optimistic(b"shared") is None:
+                    await states[0].wait_for_change()
+                net.crash(2)
+                with pytest.raises(GroupClosed):
+                    await bursts[1]
+                survivors = [states[0], states[2], states[3]]
+                await asyncio.gather(bursts[0], bursts[2], bursts[3])
+                await until_all_have(survivors, [b"done 1", b"done 3", b"done 4"])
+                assert contents(survivors[0]) == contents(survivors[1]) == contents(survivors[2])
+                for state in survivors:
+                    assert state.optimistic(b"shared") == state.conservative(b"shared")
+            for group in (groups[0], groups[2], groups[3]):
+                await group.leave()
 
     play(scene())
 

@@ -125,7 +125,7 @@ class Table:
         self.groups: list[unisono.Group] = []
         self.events: dict[int, list[Any]] = {member: [] for member in members}
         self._options = options
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def join(self, member: int, offset_ms: int = 0) -> unisono.Group:
         incarnation = new_incarnation()
@@ -139,12 +139,16 @@ class Table:
             **self._options,
         )
         self.groups.append(group)
-        self._tasks.append(asyncio.create_task(self._consume(group)))
+        self._tasks[member] = asyncio.create_task(self._consume(group))
         return group
 
     async def _consume(self, group: unisono.Group) -> None:
         async for event in group:
             self.events[group.member].append(event)
+
+    def has_ended(self, member: int) -> bool:
+        """Whether the iteration over the events of a member has ended: it is not in the group any more."""
+        return self._tasks[member].done()
 
     def kinds(self, member: int) -> list[str]:
         return [event.kind for event in self.events[member] if isinstance(event, unisono.Violation)]
@@ -179,7 +183,7 @@ class Table:
 
     async def part(self) -> None:
         await asyncio.gather(*(group.leave() for group in self.groups))
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._tasks.values())
 
     def assert_in_order(self) -> None:
         meta = RunMeta("run", "table", "vbr", self.members, 0, 0, 20_000_000, None, reliable=False, source="runtime")
@@ -231,7 +235,7 @@ def test_a_first_member_with_a_wrong_clock_leaves(offset_ms: int) -> None:
         await odd.send(b"alone")
         await table.until(lambda: payloads(table.events[ODD]) == [b"alone"])
         good = await asyncio.gather(*(table.join(member) for member in MEMBERS if member != ODD))
-        await table.until(lambda: odd._driver.closed)
+        await table.until(lambda: table.has_ended(ODD))
         assert table.kinds(ODD)[-1] == "own_clock"
         assert table.kinds(ODD).count("clock") >= 2
         await table.until(lambda: all(group.members == (1, 2, 3) for group in good))
@@ -288,7 +292,7 @@ def test_a_second_process_with_the_same_number_is_refused_by_a_fixed_group() -> 
         table = Table((1, 2, 3))
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2, 3))))
         elsewhere = {**table.peers, 2: free_addresses((2,))[2]}
-        later = groups[1]._stack.policy.incarnation + 8
+        later = new_incarnation() + 8  # a second after the first process
         with pytest.raises(unisono.FormationTimeout, match="did not form"):
             await unisono.join("table", member=2, peers=elsewhere, incarnation=later, timeout="1s")
         await table.talk(groups)
@@ -309,9 +313,9 @@ def test_a_second_process_with_the_same_number_replaces_the_first_in_a_group_wit
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2, 3))))
         await table.until(lambda: all(group.members == (1, 2, 3) for group in groups))
         elsewhere = {**table.peers, 2: free_addresses((2,))[2]}
-        later = groups[1]._stack.policy.incarnation + 8
+        later = new_incarnation() + 8  # a second after the first process
         second = await unisono.join("table", member=2, peers=elsewhere, incarnation=later, **LOOSE)
-        await table.until(lambda: groups[1]._driver.closed)
+        await table.until(lambda: table.has_ended(2))
         assert table.kinds(2)[-1] == "number_taken"
         rest = [groups[0], groups[2]]
         await table.talk(rest)

@@ -7,13 +7,14 @@ by the checker of the claim that it breaks, with a witness.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import pytest
 from tests.simulation.test_orders_swarm import judged, problems
+from tests.worlds.unchecked import unchecked_members
 
 from unisono.check.verdict import Status
 from unisono.model.scenario import Scenario
@@ -35,6 +36,13 @@ TRIED = 40
 """At most this many scenarios of the order are run; the first that shows the bug is enough."""
 
 Rule = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    """A member with a planted defect goes on: these tests judge what the checkers of traces find."""
+    with unchecked_members():
+        yield
 
 
 @dataclass(frozen=True)

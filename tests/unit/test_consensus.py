@@ -254,15 +254,23 @@ def test_a_member_that_lost_its_storage_learns_which_members_ignore_it() -> None
     assert follower.storage_identity.refused_by == {2}, "member 3 recorded the storage that this member has"
 
 
+def test_a_forged_base_decides_no_value_that_is_not_accepted() -> None:
+    """No correct leader sends such a base. The member must not stop because of it."""
+    follower, ballot = started(), ballot_after(0, 2)
+    follower.from_below(MS, frame_of(2, Accept(ballot, 1 << 40, 0, 1, ())))
+    follower.from_below(MS, frame_of(2, Accept(ballot, 1, 0, 1, (b"only",))))
+    assert follower.decisions == [Decision(1, b"only")]
+
+
 def test_storage_ids_of_peers_survive_a_restart_and_a_compaction() -> None:
-    acceptor = Acceptor(retained_values=0)
+    acceptor = Acceptor(1, retained_values=0)
     assert acceptor.storage_id_matches(2, 7)
     acceptor.accept(1, 5, b"v")
     acceptor.decide(1)
     appended = [record for write in acceptor.writes for record in write.records]
     acceptor.compact(1, b"state")
     for records in (appended, acceptor.writes[-1].records):
-        again = Acceptor(retained_values=0)
+        again = Acceptor(1, retained_values=0)
         again.recover(records)
         assert not again.storage_id_matches(2, 8)
         assert again.storage_id_matches(2, 7)
@@ -300,7 +308,7 @@ def test_compaction_keeps_the_storage_small() -> None:
 
 
 def test_a_restarted_member_continues_from_its_snapshot() -> None:
-    acceptor = Acceptor(retained_values=2)
+    acceptor = Acceptor(1, retained_values=2)
     acceptor.promise(7)
     for k in range(1, 11):
         acceptor.accept(k, 7, b"v%d" % k)
@@ -316,7 +324,7 @@ def test_a_restarted_member_continues_from_its_snapshot() -> None:
 
 
 def test_decisions_are_recorded_only_now_and_then() -> None:
-    acceptor = Acceptor(retained_values=10)
+    acceptor = Acceptor(1, retained_values=10)
     for k in range(1, RECORD_DECIDED_EVERY + 1):
         acceptor.accept(k, 7, b"")
         acceptor.decide(k)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from unisono.errors import InvalidOption, MessageTooLarge
+from unisono.errors import InvalidOption, InvariantViolated, MessageTooLarge
 from unisono.model.policy import Policy
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.net.fec.layer import net_max_burst
@@ -60,7 +60,7 @@ class Pacer:
 
     def _set_rate(self, rate: Rate) -> None:
         self.rate = rate
-        self._burst_bytes = rate.bytes_per_slot(self._max_message)
+        self.burst_bytes = rate.bytes_per_slot(self._max_message)
         self._averaging_slots = rate.averaging_slots(self.theta_ns)
         self._allowance = rate.allowance(self.theta_ns)
 
@@ -96,12 +96,20 @@ class Pacer:
 
     def bytes_left(self) -> int:
         """How many more bytes of payload this slot can take."""
-        return self._burst_bytes - self.slot_bytes
+        return self.burst_bytes - self.slot_bytes
 
     def record_sent(self, messages: int, payload_bytes: int) -> None:
         """Count messages and payload bytes that were accepted in this slot."""
         self.slot_messages += messages
         self.slot_bytes += payload_bytes
+
+    def check(self, member: int) -> None:
+        """After a submission: the slot holds no more than the burst of messages and bytes that this member declared."""
+        if self.slot_messages > self.rate.burst or self.slot_bytes > self.burst_bytes:
+            text = f"this member accepts more in slot {self._slot} than it reserved"
+            expected = f"at most {self.rate.burst} messages and {self.burst_bytes} bytes"
+            found = f"{self.slot_messages} messages and {self.slot_bytes} bytes"
+            raise InvariantViolated("reservation", member, text, expected, found)
 
     def is_full(self) -> bool:
         """Whether this slot can take no more messages, not even an empty one."""

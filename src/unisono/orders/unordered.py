@@ -120,6 +120,7 @@ class Unordered(VariableRateBase):
         self._submissions_waiting = count < len(sizes)
         messages, sizes = messages[:count], sizes[:count]
         self._pacer.record_sent(count, sum(sizes))
+        self._pacer.check(self._policy.member)
         *others, last = self._packer.pack_all(messages, sizes)
         for payload in others:
             self._send(now, payload, 0)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unisono.errors import (
@@ -25,6 +26,7 @@ from unisono.errors import (
     GroupClosed,
     Infeasible,
     InvalidOption,
+    InvariantViolated,
     MessageTooLarge,
     StorageError,
     UnisonoError,
@@ -329,7 +331,11 @@ class Driver:
         if self._closed:
             return None
         now = self.clock.now()
-        batch = self.stack.consume(now)
+        try:
+            batch = self.stack.consume(now)
+        except InvariantViolated as error:
+            self._fail(error)
+            raise
         if batch is not None:
             self.delivered += batch.count
             if self._rows is not None:
@@ -387,7 +393,8 @@ class Driver:
     def change_rate(self, rate: Rate) -> None:
         """Change this member's rate; ReservationRefused leaves the old rate in force."""
         self.raise_if_closed()
-        self.stack.change_rate(self.clock.now(), rate)
+        with self._stops_if_violated():
+            self.stack.change_rate(self.clock.now(), rate)
         self._max_submit_messages = max(rate.burst, _MIN_SUBMIT_MESSAGES)
         self._flush()
 
@@ -399,7 +406,8 @@ class Driver:
         if self._deadline_ns is not None and self._exceeds_deadline(bound_ns):
             why = f"slots of {duration_text(theta_ns)} make the bound {duration_text(bound_ns)}"
             raise Infeasible(self._deadline_ns, self.stack.bound_ns(), why)
-        self.stack.change_slot(now, theta_ns, rate)
+        with self._stops_if_violated():
+            self.stack.change_slot(now, theta_ns, rate)
         if rate is not None:
             self._max_submit_messages = max(rate.burst, _MIN_SUBMIT_MESSAGES)
         done = self._loop.create_future()
@@ -419,8 +427,9 @@ class Driver:
         if self.qos_observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
         now = self.clock.now()
-        self.qos_observer.announce(now, network, verdicts)
-        self.stack.wake(now)
+        with self._stops_if_violated():
+            self.qos_observer.announce(now, network, verdicts)
+            self.stack.wake(now)
         self._flush()
 
     def _resolve_slot_waiters(self, theta_ns: int) -> None:
@@ -432,7 +441,8 @@ class Driver:
     async def change_topology(self, sends: Sequence[str]) -> None:
         """Ask this member's group to send to these groups, and wait until all groups concerned have made the change."""
         self.raise_if_closed()
-        done = self.stack.change_topology(self.clock.now(), sends)
+        with self._stops_if_violated():
+            done = self.stack.change_topology(self.clock.now(), sends)
         self._flush()
         while not done():
             self.raise_if_closed()
@@ -445,7 +455,8 @@ class Driver:
         self._leaving = True
         if self._paused:
             self._resume_input()
-        self.stack.leave(self.clock.now())
+        with self._stops_if_violated():
+            self.stack.leave(self.clock.now())
         self._flush()
 
     def close(self) -> None:
@@ -472,11 +483,22 @@ class Driver:
         self._changed.set()
 
     def _fail(self, error: BaseException) -> None:
-        self._failure = error
+        """Stop at once because of an error. The first error counts: later ones may be its consequences."""
+        if self._failure is None:
+            self._failure = error
         self.close()
 
+    @contextmanager
+    def _stops_if_violated(self) -> Iterator[None]:
+        """Stop this member, and raise, if a request of the application finds a broken invariant."""
+        try:
+            yield
+        except InvariantViolated as error:
+            self._fail(error)
+            raise
+
     def _failure_error(self) -> UnisonoError | None:
-        if self._failure is None or isinstance(self._failure, StorageError):
+        if self._failure is None or isinstance(self._failure, StorageError | InvariantViolated):
             return self._failure
         error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
         error.__cause__ = self._failure

@@ -536,7 +536,17 @@ class Membership:
             self.stream.append(StateRequested(view_id))
         self._announce(now, joined, left, waiting)
 
+    def check_view(self, view_id: int, members: Vector) -> None:
+        """After its first view, a member installs each next view, and only views that it is in."""
+        if self._view_multicast is not None and view_id != self.view_id + 1:
+            text = "this member installs a view that does not follow its last one"
+            raise InvariantViolated("view", self.me, text, f"view {self.view_id + 1}", str(view_id))
+        if members.get(self.me) != self.incarnation:
+            text = f"this member installs view {view_id}, but is not in it"
+            raise InvariantViolated("view", self.me, text, f"incarnation {self.incarnation}", str(members.get(self.me)))
+
     def _begin_view(self, now: int, view_id: int, members: Vector) -> None:
+        self.check_view(view_id, members)
         self.view_id, self.incarnations = view_id, dict(sorted(members.items()))
         self._view_multicast = ViewMulticast(self.me, self.incarnations, view_id, self._send, self._max_body_bytes)
         self._consensus = self._new_consensus(tuple(self.incarnations))

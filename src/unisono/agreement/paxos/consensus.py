@@ -133,7 +133,7 @@ class Consensus:
         self._own_detector = detector is None
         self._every_ns, self._retry_ns, self._incarnation, self._epoch = every_ns, retry_ns, incarnation, epoch
         self._storage_id = stored_records.storage_id if stored_records is not None else incarnation
-        self._acceptor = Acceptor(retain)
+        self._acceptor = Acceptor(me, retain)
         self._acceptor.recover(stored_records.records if stored_records is not None else ())
         self.storage_identity = StorageIdentity(self._acceptor, self._storage_id, self._send, retry_ns)
         self._catch_up = CatchUp(self._acceptor, self._send, self.max_value_bytes, retry_ns)
@@ -691,6 +691,8 @@ class FollowerState:
         while acceptor.log.get(self.accepted_upto + 1, _NOT_ACCEPTED)[0] == ballot:
             self.accepted_upto += 1
         decided = self.accepted_upto if self._two_are_majority else min(accept.decided, self.accepted_upto)
+        # Only accepted values are decided. The base of a correct leader never makes this smaller.
+        decided = min(decided, acceptor.last_accepted)
         # A value below the leader's base may come from an earlier leader and differ from the decided one. If such an
         # instance is undecided here, this member decides nothing and fetches the decided values (`CatchUp`).
         if acceptor.decided >= accept.base - 1 and decided > acceptor.decided:

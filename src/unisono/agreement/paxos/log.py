@@ -30,7 +30,7 @@ from unisono.agreement.paxos.messages import (
     decode_record,
     encode_record,
 )
-from unisono.errors import StorageError
+from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import Write
 from unisono.wire.codec import Unreadable
 
@@ -73,8 +73,8 @@ ConsensusOutput: TypeAlias = Decision | RestoredState
 class Acceptor:
     """Promises, accepted values, and how far they are decided."""
 
-    def __init__(self, retained_values: int) -> None:
-        """Keep `retained_values` decided values behind the snapshot, for members that lag."""
+    def __init__(self, member: int, retained_values: int) -> None:
+        """The acceptor of `member`. It keeps `retained_values` decided values behind the snapshot for lagging ones."""
         self.writes: list[Write] = []
         self.promised = 0
         self.decided = 0
@@ -86,6 +86,7 @@ class Acceptor:
         self.snapshot = b""
         self.log: dict[int, tuple[int, bytes]] = {}
         """(ballot, value) by instance."""
+        self._member = member
         self._storage_ids: dict[int, int] = {}
         self._retained_values = retained_values
         self._recorded_decided = 0
@@ -94,11 +95,13 @@ class Acceptor:
 
     def promise(self, ballot: int) -> None:
         """Accept no lower ballot from now on."""
+        self.check_promise(ballot)
         self.promised = ballot
         self._record(PromiseRecord(ballot))
 
     def accept(self, k: int, ballot: int, value: bytes) -> None:
         """Accept a value. The caller ensures that no higher ballot is promised and that k ≤ last_accepted + 1."""
+        self.check_accept(k, ballot)
         self.log[k] = (ballot, value)
         self.last_accepted = max(self.last_accepted, k)
         self._record(ValueRecord(k, ballot, value))
@@ -115,6 +118,7 @@ class Acceptor:
 
     def decide(self, upto: int) -> None:
         """The accepted values of all instances up to `upto` are decided."""
+        self.check_decide(upto)
         self.decided = upto
         if upto - self._recorded_decided >= RECORD_DECIDED_EVERY:
             self._recorded_decided = upto
@@ -131,6 +135,31 @@ class Acceptor:
     def recorded_storage_id(self, member: int) -> int:
         """The storage id of the first frame that a member sent."""
         return self._storage_ids[member]
+
+    # -- invariants, checked before each change --------------------------------------------------------------
+
+    def check_promise(self, ballot: int) -> None:
+        """A promise is never taken back."""
+        if ballot < self.promised:
+            text = "the acceptor takes a promise back"
+            raise InvariantViolated("promise", self._member, text, f"ballot {self.promised} or more", str(ballot))
+
+    def check_accept(self, k: int, ballot: int) -> None:
+        """No value is accepted against a promise, after a gap, or for a decided instance."""
+        if ballot < self.promised:
+            text = f"the acceptor accepts a value for instance {k} against its promise"
+            raise InvariantViolated("accept", self._member, text, f"ballot {self.promised} or more", str(ballot))
+        if not self.decided < k <= self.last_accepted + 1:
+            text = "the acceptor accepts a value for an instance that is decided, or beyond the next free one"
+            expected = f"instance {self.decided + 1} to {self.last_accepted + 1}"
+            raise InvariantViolated("accept", self._member, text, expected, str(k))
+
+    def check_decide(self, upto: int) -> None:
+        """Decisions are never taken back, and only accepted values are decided."""
+        if not self.decided < upto <= self.last_accepted:
+            text = "the decided instances go back, or go beyond the accepted ones"
+            expected = f"instance {self.decided + 1} to {self.last_accepted}"
+            raise InvariantViolated("decide", self._member, text, expected, str(upto))
 
     # -- reading ---------------------------------------------------------------------------------------------
 

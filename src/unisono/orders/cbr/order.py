@@ -19,11 +19,12 @@ the k of Lemma 4.1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from unisono.errors import InvalidOption
+from unisono.errors import InvalidOption, InvariantViolated
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.timing import Throttle, Timing
@@ -433,12 +434,20 @@ class Cbr(OrderBase):
         self.rate = {member: rate for member, rate in self.rate.items() if rate}
         for member in departed:
             self.view = self.view.without(member, self._timing.slot_of(end))
+        self.check_porder()
         self._turns_processed = dict.fromkeys(self.rate, 0)
         self._declared_next_rates = {}
         self._renegotiation.on_cycle_start(self.rate)
         self.window_slots = self._window_turns(max(self.rate.values()))
         if departed:
             self.events.append(ViewChange(self.view, left=departed))
+
+    def check_porder(self) -> None:
+        """At the start of a cycle, Porder has as many turns as the rates of its members say."""
+        turns, expected = Counter(self.porder), Counter(self.rate)
+        if turns != expected:
+            text = f"Porder of cycle {self.cycle} does not give each member the turns of its rate"
+            raise InvariantViolated("porder", self._policy.member, text, str(dict(expected)), str(dict(turns)))
 
     def _late_at(self) -> int:
         """The last clock reading at which the next turn is on time: Δ+Γ after it was due."""

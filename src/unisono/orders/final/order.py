@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
+from unisono.errors import InvariantViolated
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
 from unisono.model.message_set import MessageRange, SenderSlot
@@ -110,6 +111,8 @@ class FinalOrder:
         self._retained: deque[tuple[int, MessageRange]] = deque()
         """(instance, range) of final messages that another member may lack."""
         self._index = self._compacted_upto = 0
+        self._next_position: int | None = None
+        """The position of the next message that becomes final; None before the first one after a snapshot."""
         self._recovery = Recovery(policy, self.store, self.log, self._send)
         self._proposer: FinalProposer | None = None
         self._leader_changes_seen = -1
@@ -350,6 +353,7 @@ class FinalOrder:
                     self._exclude_self("the others no longer keep the part of the agreed log that it lacks")
                     return
                 self.log.restore(decision)
+                self._next_position = None
                 self._compacted_upto = decision.k
             else:
                 self._apply_decision(decision.k, decision.value)
@@ -368,6 +372,7 @@ class FinalOrder:
         for agreed_range in agreed:
             self._retained.append((k, agreed_range.message_range))
             if self.participates():
+                self.check_position(agreed_range)
                 self._undelivered.append(agreed_range)
         for sender_slot in dict.fromkeys(agreed_range.message_range.sender_slot for agreed_range in agreed):
             if sender_slot in self._pending_bytes:
@@ -401,6 +406,14 @@ class FinalOrder:
                 )
             )
             self._index += message_range.length
+
+    def check_position(self, agreed: AgreedRange) -> None:
+        """Messages that become final have consecutive positions, from the first one after a snapshot on."""
+        if agreed.position != self._next_position and self._next_position is not None:
+            text = "a message becomes final at a position that is taken, or after a gap"
+            expected = f"position {self._next_position}"
+            raise InvariantViolated("final", self._policy.member, text, expected, str(agreed.position))
+        self._next_position = agreed.position + agreed.message_range.length
 
     def _recover(self, now: int) -> None:
         """Request messages that are agreed on, or that a peer holds, and that are missing here."""

@@ -249,6 +249,7 @@ class LeaderOrderBase(VariableRateBase):
     def _pack(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
         """Pack all these messages into frames; the packer keeps nothing back."""
         self._pacer.record_sent(len(sizes), sum(sizes))
+        self._pacer.check(self._policy.member)
         return self._packer.pack_all(messages, sizes)
 
     def _data_frame(self, now: int, payload: FramePayload, *, slot: int, number: int, flags: int) -> Frame:

@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from unisono.errors import InvariantViolated
 from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
@@ -483,6 +484,7 @@ class LeaderElection:
             self._count_votes(now)
 
     def _accept(self, now: int, entry: StreamEntry) -> None:
+        self.check_position(entry.position)
         previous_term = self.stream.last_term
         self._unanswered_requests = 0
         self.stream.accept(entry)
@@ -583,7 +585,7 @@ class LeaderElection:
         self._election_state.suspected.add(self.membership.leader_of(self.promised_term))
         self._election_state.suspected.discard(self.member)
         self._record_leader_lost(now)
-        self.promised_term = self.membership.next_term_of(self.promised_term, self.member)
+        self._promise(self.membership.next_term_of(self.promised_term, self.member))
         self._election_state.start_poll(self.member, self._own_vote(), now + vote_wait_ns(self.timing))
         self._send_heartbeat(now)
         self._count_votes(now)
@@ -609,7 +611,7 @@ class LeaderElection:
             # brings it back.
             if is_newer and (election.is_candidate or self.may_order(now)):
                 election.is_candidate = False
-                self.promised_term = term
+                self._promise(term)
                 self._become_candidate(now)
             return
         if term == self.promised_term and is_owner and sender != self.member and not election.is_candidate:
@@ -625,6 +627,23 @@ class LeaderElection:
         else:
             election.deferred_vote_request = (sender, term)
 
+    def _promise(self, term: int) -> None:
+        """Vote in no earlier term from now on."""
+        self.check_promise(term)
+        self.promised_term = term
+
+    def check_promise(self, term: int) -> None:
+        """A promised term is never taken back."""
+        if term < self.promised_term:
+            text = "this member votes in, or follows, an earlier term than it has promised"
+            raise InvariantViolated("promise", self.member, text, f"term {self.promised_term} or more", str(term))
+
+    def check_position(self, position: int) -> None:
+        """The stream has no holes, and no entry is replaced."""
+        if position != self.stream.position + 1:
+            text = "this member accepts an entry that does not follow its last one"
+            raise InvariantViolated("stream", self.member, text, f"position {self.stream.position + 1}", str(position))
+
     def _vote_for(self, now: int, candidate: int, term: int) -> None:
         if term == self.term:
             return
@@ -632,7 +651,7 @@ class LeaderElection:
         self._election_state.suspected.update(
             {self.membership.leader_of(self.promised_term)} - {candidate, self.member}
         )
-        self.promised_term = term
+        self._promise(term)
         self._election_state.end_poll()
         # The candidate has the time of its poll before it can time out itself.
         self._leader_alive_at = max(self._leader_alive_at, now + vote_wait_ns(self.timing))
@@ -705,7 +724,8 @@ class LeaderElection:
     def _adopt_term(self, now: int, term: int) -> None:
         """Follow another member whose term has started."""
         self._record_leader_lost(now)
-        self.term = self.promised_term = term
+        self._promise(term)
+        self.term = term
         self._election_state.end_poll()
         self.stream.forget_ahead()
         self._leader_position = 0

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns
-from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
-from unisono.errors import StorageError
+from unisono.agreement.paxos.log import ConsensusOutput, Decision, ForwardedValue, RestoredState
+from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import StoredRecords
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, Violation, ViolationKind
 from unisono.model.policy import Policy
@@ -83,6 +83,7 @@ class ConsensusOrder(ConsensusOrderBase):
         super().__init__(policy, consensus, consensus_latency_bound_ns(policy.timing))
         self.writes = consensus.writes  # the same list: this order writes nothing besides what consensus writes
         self.log = AgreedLog()
+        self._applied_instance = 0
         # Sending.
         self._pacer = ReservedPacer(policy, reserver, self._reservation)
         self._packer = Packer(self.consensus.max_value_bytes - BUNDLE_OVERHEAD_BYTES + HEADER_BYTES)
@@ -122,6 +123,7 @@ class ConsensusOrder(ConsensusOrderBase):
         if count == 0 or len(self._undecided) >= BUNDLES_MAX:
             return 0
         self._pacer.record_sent(count, sum(sizes[:count]))
+        self._pacer.check(self._policy.member)
         if not self._undecided:
             self._forwarded_at = now
         for payload in self._packer.pack_all(messages[:count], sizes[:count]):
@@ -252,6 +254,7 @@ class ConsensusOrder(ConsensusOrderBase):
         """Deliver decided bundles, and drop own bundles that are in the log now."""
         log, policy = self.log, self._policy
         for decision in decisions:
+            self.check_instance(decision)
             if isinstance(decision, RestoredState):
                 log.restore(decision)
                 if self.mode is Mode.DELIVER_MESSAGES:
@@ -271,6 +274,14 @@ class ConsensusOrder(ConsensusOrderBase):
             self._undecided.popleft()
             self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
         self._forward(now)
+
+    def check_instance(self, decision: ConsensusOutput) -> None:
+        """Decided instances are applied one after the other; only a snapshot may skip some."""
+        expected = self._applied_instance + 1
+        if decision.k != expected and (decision.k < expected or isinstance(decision, Decision)):
+            text = "the log applies an instance again, or skips one"
+            raise InvariantViolated("log", self._policy.member, text, f"instance {expected}", str(decision.k))
+        self._applied_instance = decision.k
 
     # -- leaving ---------------------------------------------------------------------------------------------
 

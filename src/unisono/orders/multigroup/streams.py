@@ -106,6 +106,7 @@ class MulticastSender:
         count = count_fitting_messages(self._pacer, sizes)
         if count:
             self._pacer.record_sent(count, sum(sizes[:count]))
+            self._pacer.check(self._member)
             self._pack(now, messages[:count], sizes[:count], mask)
         return count
 

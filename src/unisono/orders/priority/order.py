@@ -148,6 +148,7 @@ class PriorityOrder:
             self._next_sequence += 1
             accepted += 1
         if accepted:
+            self._pacer.check(self._policy.member)
             self._flush(now)
         return accepted
 

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 
+from unisono.errors import InvariantViolated
 from unisono.model.events import (
     POSITIONS_PER_SENDER,
     Batch,
@@ -101,6 +102,7 @@ class Vbr(VariableRateBase):
         self._bursts: dict[int, int] = {}
         self._deliver_slot = 0
         self._current = self._count = self._index = 0
+        self._last_delivered_slot = self._last_delivered_sender = 0
         self.window_slots = self.schedule.window_slots(self._deliver_slot)
         # Reporting.
         self._reported_members: tuple[int, ...] = ()
@@ -149,6 +151,8 @@ class Vbr(VariableRateBase):
         if count == 0:
             return 0
         self._spend(count, total)
+        if pacer.slot_messages > pacer.rate.burst or pacer.slot_bytes > pacer.burst_bytes:
+            pacer.check(self._policy.member)
         payloads = self._packer.add(messages, sizes)
         # A slot whose burst is used up ends here: its last data frame is the mark, and the number of frames stays
         # within AppMaxBurst (Theorem 3).
@@ -328,6 +332,8 @@ class Vbr(VariableRateBase):
 
     def _send_frame(self, now: int, payload: FramePayload, flags: int) -> None:
         """Send the next frame of the slot, also to ourselves."""
+        if self._slot_closed:
+            self.check_send()
         slot, number, burst = self._send_slot, self._next_frame_number, self.schedule.pacer.rate.burst
         frame = payload.data_frame(
             self._policy, now, slot, number, flags, burst=burst, sequence=self._sequence, multicast=self._multicast
@@ -382,6 +388,9 @@ class Vbr(VariableRateBase):
                 self._on_end_of_slot_mark(sender, frame)
         if not packed:
             return
+        if self._deliver_slot != self._last_delivered_slot or sender < self._last_delivered_sender:
+            self.check_delivery(sender)
+        self._last_delivered_sender = sender
         count = sum(messages.count for messages in packed)
         place = first_sequence % POSITIONS_PER_SENDER if self.gap_stable_places else self._count
         position = sender * POSITIONS_PER_SENDER + place
@@ -389,6 +398,26 @@ class Vbr(VariableRateBase):
         self.events.append(Batch(sender, incarnation, slot, first_sequence, position, index, count, packed))
         self._count += count
         self._index += count
+
+    # -- invariants ------------------------------------------------------------------------------------------
+
+    def check_send(self) -> None:
+        """No frame follows the end-of-slot mark of its slot: another member may have delivered that slot already."""
+        if self._slot_closed:
+            text = f"a frame leaves in slot {self._send_slot}, whose end-of-slot mark has left before"
+            raise InvariantViolated("end of slot", self._policy.member, text, "an open slot", "a closed one")
+
+    def check_delivery(self, sender: int) -> None:
+        """Deliveries go from slot to slot, and from member to member in each slot.
+
+        Called for the first delivery of each slot, and for a sender before the last one.
+        """
+        slot, last_slot = self._deliver_slot, self._last_delivered_slot
+        if slot <= last_slot:
+            text = "a delivery goes back in the order of slots and members"
+            expected = f"at least slot {last_slot}, member {self._last_delivered_sender}"
+            raise InvariantViolated("order", self._policy.member, text, expected, f"slot {slot}, member {sender}")
+        self._last_delivered_slot = slot
 
     def _on_end_of_slot_mark(self, sender: int, mark: Frame) -> None:
         """A mark that announces a departure or carries requests is being delivered."""
