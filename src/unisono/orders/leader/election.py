@@ -431,9 +431,9 @@ class LeaderElection:
 
     # -- the stream ------------------------------------------------------------------------------------------
 
-    def append(self, now: int, entry_type: EntryType, frame: Frame, members: MemberList | None = None) -> None:
+    def append(self, now: int, entry_type: EntryType, frame: Frame, member_list: MemberList | None = None) -> None:
         """As the leader, append an entry and multicast it. Allowed only while `may_order`."""
-        entry = self.stream.next_entry(self.term, self.timing.slot_of(now), entry_type, frame, members)
+        entry = self.stream.next_entry(self.term, self.timing.slot_of(now), entry_type, frame, member_list)
         self.frame_sender.send_entry(now, entry, self.promised_term)
         self._accept(now, entry)
 

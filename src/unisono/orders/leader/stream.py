@@ -212,11 +212,11 @@ class OrderedStream:
         self._next_ordinal = 0
 
     def next_entry(
-        self, term: int, slot: int, entry_type: EntryType, frame: Frame, members: MemberList | None
+        self, term: int, slot: int, entry_type: EntryType, frame: Frame, member_list: MemberList | None
     ) -> StreamEntry:
         """The entry that the leader appends for `frame`. A GRANT is for the stamps that the frame requests."""
         is_relay = entry_type is EntryType.RELAY
-        payload = payload_of(frame) if is_relay else b"" if members is None else MEMBER_LIST.encode(members)
+        content = b"" if member_list is None else MEMBER_LIST.encode(member_list)
         return StreamEntry(
             self.position + 1,
             term,
@@ -232,8 +232,8 @@ class OrderedStream:
             message_in(frame, StampRequest).count if entry_type is EntryType.GRANT else 0,
             frame.slot,
             frame.packed_messages,
-            payload,
-            members,
+            payload_of(frame) if is_relay else content,
+            member_list,
         )
 
     def accept(self, entry: StreamEntry) -> None:
