@@ -30,6 +30,7 @@ from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup
 from unisono.orders.priority import messages as priority
 from unisono.wire import beacon, control, door
+from unisono.wire.codec import encode_message, message_in
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -229,28 +230,23 @@ def _leader_frames() -> dict[str, Example]:
     beat, vote = succession.StreamHeartbeat(3, 40, 38, 1_000, True), succession.Vote(4, 40, 3)
     need = succession.RetransmitRequest(4, succession.MissingKind.FRAMES, 12, 3, 2)
     request = succession.StampRequest(6, 30, 4)
-    found = {
-        "32 BEAT": _body(
-            Kind.STREAM_HEARTBEAT, beat, succession.encode_stream_heartbeat(beat), succession.decode_stream_heartbeat
-        ),
-        "33 ASK": _body(Kind.VOTE_REQUEST, 4, succession.encode_vote_request(4), succession.decode_vote_request),
-        "34 VOTE": _body(Kind.VOTE, vote, succession.encode_vote(vote), succession.decode_vote),
-        "35 NEED": _body(
-            Kind.RETRANSMIT_REQUEST,
-            need,
-            succession.encode_retransmit_request(need),
-            succession.decode_retransmit_request,
-        ),
-        "37 REQUEST": _body(
-            Kind.STAMP_REQUEST, request, succession.encode_stamp_request(request), succession.decode_stamp_request
-        ),
+    messages: dict[str, object] = {
+        "32 BEAT": beat,
+        "33 ASK": succession.VoteRequest(4),
+        "34 VOTE": vote,
+        "35 NEED": need,
+        "37 REQUEST": request,
     }
+    found = {}
+    for label, message in messages.items():
+        kind, body = encode_message(message)
+        found[label] = _framed(_header(kind, body=body), message, lambda frame: frame.message)
     roll = succession.MemberList(
         (1, 3), (succession.LastFrames(2, 5, 1), succession.LastFrames(3, succession.ALL_REQUESTS, 0))
     )
     payloads: dict[str, tuple[succession.EntryType, int, int, bytes, Any]] = {
         "relay": (succession.EntryType.RELAY, 41, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()), EQUAL),
-        "roll": (succession.EntryType.MEMBER_LIST, 41, 0, succession.encode_member_list(roll), roll),
+        "roll": (succession.EntryType.MEMBER_LIST, 41, 0, succession.MEMBER_LIST.encode(roll), roll),
         "grant": (succession.EntryType.GRANT, 41, 4, b"", None),
         "copy": (succession.EntryType.COPY, 0, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()), EQUAL),
     }
@@ -262,11 +258,8 @@ def _leader_frames() -> dict[str, Example]:
 
 
 def _ordered(frame: Frame) -> Any:
-    place = succession.decode_entry_header(frame.body)
-    payload = frame.body[succession.ORDERED_BYTES :]
-    if place is not None and place.entry_type is succession.EntryType.MEMBER_LIST:
-        return place, succession.decode_member_list(payload)
-    return place, _messages(frame)
+    place, member_list = message_in(frame, succession.Ordered)
+    return place, _messages(frame) if member_list is None else member_list
 
 
 def _agreement_frames() -> dict[str, Example]:

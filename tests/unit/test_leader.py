@@ -17,34 +17,26 @@ from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.election import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.leader.messages import (
+    MEMBER_LIST,
     ORDERED_BYTES,
     EntryHeader,
     EntryType,
     LastFrames,
     MemberList,
     MissingKind,
+    Ordered,
     RetransmitRequest,
     StampRequest,
     StreamHeartbeat,
     Vote,
+    VoteRequest,
     decode_entry_header,
-    decode_member_list,
-    decode_retransmit_request,
-    decode_stamp_request,
-    decode_stream_heartbeat,
-    decode_vote,
-    decode_vote_request,
     encode_entry_header,
-    encode_member_list,
-    encode_retransmit_request,
-    encode_stamp_request,
-    encode_stream_heartbeat,
-    encode_vote,
-    encode_vote_request,
 )
 from unisono.orders.leader.stream import WINDOW
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.stack import ORDERS, Stack, build
+from unisono.wire.codec import Unreadable, control_frame, decode_message, encode_message
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, encode
 
@@ -227,7 +219,7 @@ def test_a_member_votes_only_after_the_leader_timed_out_and_once_per_term() -> N
     voter = bench.order(3).election
 
     def answers_to_request(term: int, sender: int) -> list[Kind]:
-        frame = Frame(Kind.VOTE_REQUEST, sender, 1, 0, 0, 0, sent_ns=bench.now, body=encode_vote_request(term))
+        frame = control_frame(VoteRequest(term), sender, 1, 0, sent_ns=bench.now)
         bench.order(3).from_below(bench.now, frame)
         kinds = [frame.kind for frame in bench.order(3).down]
         bench.order(3).down.clear()
@@ -313,52 +305,97 @@ def test_both_orders_are_registered() -> None:
 HEADER = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
 
 
-def test_control_messages_round_trip() -> None:
-    heartbeat, vote, request = (
-        StreamHeartbeat(1, 2, 3, 4, True),
-        Vote(5, 6, 4),
-        RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4),
-    )
-    assert decode_stream_heartbeat(encode_stream_heartbeat(heartbeat)) == heartbeat
-    assert decode_vote_request(encode_vote_request(7)) == 7
-    assert decode_vote(encode_vote(vote)) == vote
-    assert decode_retransmit_request(encode_retransmit_request(request)) == request
-    assert decode_stamp_request(encode_stamp_request(StampRequest(1, 2, 3))) == StampRequest(1, 2, 3)
-    assert decode_entry_header(encode_entry_header(HEADER)) == HEADER
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, True)),
+        (Kind.VOTE_REQUEST, VoteRequest(7)),
+        (Kind.VOTE, Vote(5, 6, 4)),
+        (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)),
+        (Kind.STAMP_REQUEST, StampRequest(1, 2, 3)),
+    ],
+)
+def test_control_messages_round_trip(kind: Kind, message: object) -> None:
+    encoded_as, body = encode_message(message)
+    assert encoded_as is kind
+    assert decode_message(kind, body) == message
+
+
+def test_the_parts_of_an_entry_round_trip() -> None:
+    assert decode_header(encode_entry_header(HEADER)) == HEADER
     member_list = MemberList((1, 5, 9), (LastFrames(2, 3, 4), LastFrames(3, 1, 0)))
-    assert decode_member_list(encode_member_list(member_list)) == member_list
+    assert MEMBER_LIST.decode(MEMBER_LIST.encode(member_list)) == member_list
+
+
+def decode_header(body: bytes) -> EntryHeader:
+    """The header of an entry, decoded at an offset."""
+    return decode_entry_header(b"before" + body, len(b"before"), len(b"before") + len(body))
+
+
+def body_of(message: object) -> bytes:
+    return encode_message(message)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.STREAM_HEARTBEAT, b""),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2**63, 0, 0, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 2**63, 0, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 2**63, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, False))[:-1] + b"\2"),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, False)) + b"\0"),
+        (Kind.VOTE_REQUEST, b"123"),
+        (Kind.VOTE_REQUEST, b"12345"),
+        (Kind.VOTE, body_of(Vote(5, 6, 5))),
+        (Kind.VOTE, body_of(Vote(5, 2**63, 4))),
+        (Kind.VOTE, b"x"),
+        (
+            Kind.RETRANSMIT_REQUEST,
+            body_of(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2),
+        ),
+        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2**63, 0, 0))),
+        (Kind.RETRANSMIT_REQUEST, b""),
+        (Kind.STAMP_REQUEST, body_of(StampRequest(1, 2, 0))),
+        (Kind.STAMP_REQUEST, body_of(StampRequest(2**63, 2, 1))),
+        (Kind.STAMP_REQUEST, b"?"),
+    ],
+)
+def test_malformed_and_contradictory_control_messages_are_unreadable(kind: Kind, body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        decode_message(kind, body)
 
 
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (decode_stream_heartbeat, b""),
-        (decode_stream_heartbeat, encode_stream_heartbeat(StreamHeartbeat(1, 2**63, 0, 0, False))),
-        (decode_stream_heartbeat, encode_stream_heartbeat(StreamHeartbeat(1, 2, 3, 4, False))[:-1] + b"\2"),
-        (decode_vote_request, b"123"),
-        (decode_vote, encode_vote(Vote(5, 6, 5))),
-        (decode_vote, b"x"),
-        (
-            decode_retransmit_request,
-            encode_retransmit_request(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2),
-        ),
-        (decode_retransmit_request, b""),
-        (decode_stamp_request, encode_stamp_request(StampRequest(1, 2, 0))),
-        (decode_stamp_request, b"?"),
-        (decode_member_list, b""),
-        (decode_member_list, encode_member_list(MemberList(()))),
-        (decode_member_list, encode_member_list(MemberList((2, 1)))),
-        (decode_member_list, encode_member_list(MemberList((0, 1)))),
-        (decode_member_list, encode_member_list(MemberList((1, 2)))[:-1]),
-        (decode_entry_header, b""),
-        (decode_entry_header, encode_entry_header(EntryHeader(1, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
-        (decode_entry_header, encode_entry_header(EntryHeader(3, 0, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
-        (decode_entry_header, encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.GRANT, 2, 1, 40, 0, 9))),
-        (decode_entry_header, encode_entry_header(EntryHeader(3, 2**63, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
+        (MEMBER_LIST.decode, b""),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList(()))),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList((2, 1)))),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList((1, 1)))),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList((0, 1)))),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList((1, 2)))[:-1]),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList((1, 2), (LastFrames(3, 1, 0),)))[:-1]),
+        (MEMBER_LIST.decode, MEMBER_LIST.encode(MemberList((1, 2), (LastFrames(3, 2**63, 0),)))),
+        (decode_header, b""),
+        (decode_header, encode_entry_header(HEADER)[:-1]),
+        (decode_header, encode_entry_header(HEADER).replace(b"\1\0\2", b"\5\0\2", 1)),
+        (decode_header, encode_entry_header(HEADER._replace(term=1))),
+        (decode_header, encode_entry_header(HEADER._replace(previous_term=3))),
+        (decode_header, encode_entry_header(HEADER._replace(position=0))),
+        (decode_header, encode_entry_header(HEADER._replace(entry_type=EntryType.COPY))),
+        (decode_header, encode_entry_header(HEADER._replace(entry_type=EntryType.GRANT))),
+        (decode_header, encode_entry_header(HEADER._replace(stamps=1))),
+        (decode_header, encode_entry_header(HEADER._replace(position=2**63))),
+        (decode_header, encode_entry_header(HEADER._replace(ordinal=2**63))),
+        (decode_header, encode_entry_header(HEADER._replace(request=2**63))),
     ],
 )
-def test_malformed_and_contradictory_bodies_decode_to_none(decode: Callable[[bytes], object], body: bytes) -> None:
-    assert decode(body) is None
+def test_malformed_and_contradictory_parts_of_an_entry_are_unreadable(
+    decode: Callable[[bytes], object], body: bytes
+) -> None:
+    with pytest.raises(Unreadable):
+        decode(body)
 
 
 def admitted(body: bytes, flags: int = 0, kind: Kind = Kind.ORDERED) -> Frame | Refusal:
@@ -375,6 +412,7 @@ def test_the_door_checks_an_entry_before_it_admits_it() -> None:
     assert frame.packed_messages is not None
     assert frame.packed_messages.messages() == [b"abc"]
     assert bytes(frame.body[ORDERED_BYTES:]) == packed_messages
+    assert frame.message == Ordered(HEADER)
     assert isinstance(admitted(encode_entry_header(HEADER), END_OF_SLOT | LEAVING), Frame)
     assert admitted(encode_entry_header(HEADER) + b"\0\2\0\3abc") is Refusal.INCONSISTENT_LENGTHS
     assert admitted(encode_entry_header(HEADER)) is Refusal.TRUNCATED
@@ -385,7 +423,12 @@ def test_the_door_checks_an_entry_before_it_admits_it() -> None:
     assert isinstance(admitted(grant), Frame)
     assert admitted(grant + b"x") is Refusal.BAD_CONTROL
     assert admitted(grant, END_OF_SLOT) is Refusal.BAD_CONTROL
-    list_header = encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.MEMBER_LIST, 2, 1, 40, 0, 9))
-    assert isinstance(admitted(list_header + encode_member_list(MemberList((1, 3)))), Frame)
-    assert admitted(list_header + encode_member_list(MemberList((1, 4)))) is Refusal.BAD_CONTROL
+    list_header = HEADER._replace(entry_type=EntryType.MEMBER_LIST)
+    list_bytes, member_list = encode_entry_header(list_header), MemberList((1, 3))
+    list_frame = admitted(list_bytes + MEMBER_LIST.encode(member_list))
+    assert isinstance(list_frame, Frame)
+    assert list_frame.message == Ordered(list_header, member_list)
+    assert admitted(list_bytes + MEMBER_LIST.encode(member_list), END_OF_SLOT) is Refusal.BAD_CONTROL
+    assert admitted(list_bytes + MEMBER_LIST.encode(MemberList((1, 4)))) is Refusal.BAD_CONTROL
+    assert admitted(list_bytes + b"\0") is Refusal.BAD_CONTROL
     assert admitted(b"", kind=Kind.STREAM_HEARTBEAT) is Refusal.BAD_CONTROL

@@ -29,20 +29,20 @@ from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import EVERYONE
-from unisono.orders.leader import messages as wire
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
-    EntryHeader,
     EntryType,
     LastFrames,
     MemberList,
     MissingKind,
+    Ordered,
     RetransmitRequest,
     StreamHeartbeat,
     Vote,
+    VoteRequest,
 )
 from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.frame import Frame
 
 MAX_UNANSWERED_REQUESTS = 8
 """After this many unanswered requests a member assumes that no other member has the data that it lacks."""
@@ -314,19 +314,19 @@ class LeaderElection:
     def from_below(self, now: int, frame: Frame) -> None:
         """Receive a frame of the election or of the stream."""
         self.detect_own_pause(now)
-        body = bytes(frame.body) if frame.kind is not Kind.ORDERED else b""
-        if frame.kind is Kind.ORDERED and (header := wire.decode_entry_header(frame.body)) is not None:
-            self._on_ordered(now, frame, header)
-        elif frame.kind is Kind.STREAM_HEARTBEAT and (heartbeat := wire.decode_stream_heartbeat(body)) is not None:
-            self._on_heartbeat(now, frame, heartbeat)
-        elif frame.kind is Kind.VOTE_REQUEST and (term := wire.decode_vote_request(body)) is not None:
-            self._on_vote_request(now, frame.sender, term)
-        elif frame.kind is Kind.VOTE and (vote := wire.decode_vote(body)) is not None:
-            if self._election_state.is_candidate and vote.term == self.promised_term:
-                self._election_state.votes[frame.sender] = vote
-                self._count_votes(now)
-        elif frame.kind is Kind.RETRANSMIT_REQUEST and (request := wire.decode_retransmit_request(body)) is not None:
-            self._on_retransmit_request(now, frame.sender, request)
+        match frame.message:
+            case Ordered() as ordered:
+                self._on_ordered(now, frame, ordered)
+            case StreamHeartbeat() as heartbeat:
+                self._on_heartbeat(now, frame, heartbeat)
+            case VoteRequest() as request:
+                self._on_vote_request(now, frame.sender, request.term)
+            case Vote() as vote:
+                if self._election_state.is_candidate and vote.term == self.promised_term:
+                    self._election_state.votes[frame.sender] = vote
+                    self._count_votes(now)
+            case RetransmitRequest() as request:
+                self._on_retransmit_request(now, frame.sender, request)
 
     def wake(self, now: int) -> None:
         """Handle the timers: heartbeat, leader time-out, end of the poll."""
@@ -361,7 +361,7 @@ class LeaderElection:
         """Send what a candidate, a leader or a follower sends once per slot."""
         self._next_heartbeat = self.timing.end_of(self.timing.slot_of(now))
         if self._election_state.is_candidate:
-            self.frame_sender.send(now, Kind.VOTE_REQUEST, wire.encode_vote_request(self.promised_term))
+            self.frame_sender.send(now, VoteRequest(self.promised_term))
             self._request_missing_frames(now)
         elif self.leading:
             self._follower_heartbeats.acked[self.member] = self.stream.delivered_position
@@ -370,12 +370,12 @@ class LeaderElection:
             )
             self.stream.prune()
             heartbeat = StreamHeartbeat(self.term, self.stream.position, self.stream.stable, 0, wants_answer)
-            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(heartbeat))
+            self.frame_sender.send(now, heartbeat)
         elif self.leader is not None:
             heartbeat = StreamHeartbeat(
                 self.term, self.stream.delivered_position, 0, self._leader_heartbeat_sent_ns, False
             )
-            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(heartbeat), to=self.leader)
+            self.frame_sender.send(now, heartbeat, to=self.leader)
 
     def _on_heartbeat(self, now: int, frame: Frame, heartbeat: StreamHeartbeat) -> None:
         sender = frame.sender
@@ -384,7 +384,7 @@ class LeaderElection:
             if sender == self.membership.leader_of(heartbeat.term) and not self._election_state.is_candidate:
                 # The sender still believes that it leads: the answer shows it that there is a later term.
                 answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, False)
-                self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(answer), to=sender)
+                self.frame_sender.send(now, answer, to=sender)
             return
         promised_has_begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
             heartbeat.term
@@ -432,9 +432,9 @@ class LeaderElection:
 
     # -- the stream ------------------------------------------------------------------------------------------
 
-    def append(self, now: int, entry_type: EntryType, frame: Frame, payload: bytes = b"") -> None:
+    def append(self, now: int, entry_type: EntryType, frame: Frame, member_list: MemberList | None = None) -> None:
         """As the leader, append an entry and multicast it. Allowed only while `may_order`."""
-        entry = self.stream.next_entry(self.term, self.timing.slot_of(now), entry_type, frame, payload)
+        entry = self.stream.next_entry(self.term, self.timing.slot_of(now), entry_type, frame, member_list)
         self.frame_sender.send_entry(now, entry, self.promised_term)
         self._accept(now, entry)
 
@@ -445,11 +445,10 @@ class LeaderElection:
             LastFrames(m, ALL_REQUESTS, 0) if m in self.membership.leaving else self._last_frames_of(m) for m in removed
         ]
         member_list = MemberList(tuple(sorted(members)), tuple(f for f in last_frames if f is not None))
-        frame = self.frame_sender.make_frame(now, Kind.ORDERED)
-        self.append(now, EntryType.MEMBER_LIST, frame, wire.encode_member_list(member_list))
+        self.append(now, EntryType.MEMBER_LIST, self.frame_sender.ordered_frame(now), member_list)
 
-    def _on_ordered(self, now: int, frame: Frame, header: EntryHeader) -> None:
-        sender = frame.sender
+    def _on_ordered(self, now: int, frame: Frame, ordered: Ordered) -> None:
+        sender, header = frame.sender, ordered.header
         if header.term < self.promised_term:
             self.ignored["an old term"] += 1
             return
@@ -462,7 +461,7 @@ class LeaderElection:
         if header.entry_type is EntryType.COPY:
             self.received_copies.append(read_copy(frame, header))
             return
-        entry = read_entry(frame, header)
+        entry = read_entry(frame, ordered)
         if self.stream.contradicts(entry):
             self.fence(entry.position)
         elif entry.position <= self.stream.position:
@@ -514,7 +513,7 @@ class LeaderElection:
             if self._unanswered_requests > MAX_UNANSWERED_REQUESTS and stream.has_holes():
                 self.fence(stream.position)
                 return
-            self.frame_sender.request_retransmit(
+            self.frame_sender.send(
                 now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, missing, 0, 0), source
             )
         self._missing_at_last_heartbeat = missing
@@ -529,7 +528,7 @@ class LeaderElection:
         request = RetransmitRequest(
             self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number
         )
-        self.frame_sender.request_retransmit(now, request, source)
+        self.frame_sender.send(now, request, source)
 
     def _on_retransmit_request(self, now: int, sender: int, request: RetransmitRequest) -> None:
         if request.missing is MissingKind.FRAMES:
@@ -655,7 +654,7 @@ class LeaderElection:
         self._election_state.end_poll()
         # The candidate has the time of its poll before it can time out itself.
         self._leader_alive_at = max(self._leader_alive_at, now + vote_wait_ns(self.timing))
-        self.frame_sender.send(now, Kind.VOTE, wire.encode_vote(self._own_vote()), to=candidate)
+        self.frame_sender.send(now, self._own_vote(), to=candidate)
 
     def _own_vote(self) -> Vote:
         return Vote(self.promised_term, self.stream.position, self.stream.last_term)
@@ -682,7 +681,7 @@ class LeaderElection:
                 election.fetching_frames, election.poll_ends_at = True, now + vote_wait_ns(self.timing)
         elif election.fetching_from != best:
             election.fetching_from, election.poll_ends_at = best, now + vote_wait_ns(self.timing)
-            self.frame_sender.request_retransmit(
+            self.frame_sender.send(
                 now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, self.stream.position + 1, 0, 0), best
             )
         elif now > election.poll_ends_at:

@@ -15,15 +15,17 @@ from unisono.model.events import PackedMessages
 from unisono.model.policy import Policy
 from unisono.model.units import EVERYONE
 from unisono.orders.leader.messages import (
+    MEMBER_LIST,
     ORDERED_BYTES,
+    ElectionMessage,
     EntryHeader,
     EntryType,
     MemberList,
-    RetransmitRequest,
-    decode_member_list,
+    Ordered,
+    StampRequest,
     encode_entry_header,
-    encode_retransmit_request,
 )
+from unisono.wire.codec import control_frame, message_in
 from unisono.wire.frame import FRAGMENT, MORE_FRAGMENTS, Frame, IncomingMessages, Kind, OutgoingMessages
 
 WINDOW = 4096
@@ -53,6 +55,8 @@ class StreamEntry:
     request: int
     packed_messages: PackedMessages | None
     payload: bytes | memoryview
+    members: MemberList | None
+    """Of a MEMBER_LIST: its content, which `payload` encodes."""
 
     @property
     def ordinals_used(self) -> int:
@@ -65,10 +69,9 @@ class StreamEntry:
 
     def member_list(self) -> MemberList:
         """The content of a MEMBER_LIST entry."""
-        member_list = decode_member_list(self.payload)
-        if member_list is None:
-            raise ValueError(f"entry {self.position} has a malformed member list; the door should have refused it")
-        return member_list
+        if self.members is None:
+            raise TypeError(f"entry {self.position} is a {self.entry_type.name}, not a MEMBER_LIST")
+        return self.members
 
     def write(self, frame: Frame, term: int) -> Frame:
         """Write the entry into `frame`, which is sent in `term`."""
@@ -85,13 +88,15 @@ class StreamEntry:
             self.request,
         )
         frame.body = b"".join((encode_entry_header(header), self.payload))
+        frame.message = Ordered(header, self.members)
         frame.slot, frame.number = self.slot, self.number
         frame.flags, frame.first_sequence = self.flags, self.first_sequence
         return frame
 
 
-def read_entry(frame: Frame, header: EntryHeader) -> StreamEntry:
+def read_entry(frame: Frame, ordered: Ordered) -> StreamEntry:
     """The entry in an ORDERED frame."""
+    header = ordered.header
     return StreamEntry(
         header.position,
         header.entry_term,
@@ -104,10 +109,11 @@ def read_entry(frame: Frame, header: EntryHeader) -> StreamEntry:
         frame.flags,
         frame.first_sequence,
         header.ordinal,
-        header.count,
+        header.stamps,
         header.request,
         frame.packed_messages,
         frame.body[ORDERED_BYTES:],
+        ordered.member_list,
     )
 
 
@@ -124,6 +130,7 @@ def write_copy(original: Frame, frame: Frame, term: int) -> Frame:
     """Write another member's frame into `frame`, which is sent in `term`."""
     header = EntryHeader(term, 0, 0, 0, EntryType.COPY, original.sender, original.incarnation, 0, 0, original.slot)
     frame.body = b"".join((encode_entry_header(header), payload_of(original)))
+    frame.message = Ordered(header)
     frame.slot, frame.number = original.slot, original.number
     frame.flags, frame.first_sequence = original.flags, original.first_sequence
     return frame
@@ -154,28 +161,36 @@ class FrameSender:
         self._policy = policy
         self._down = down
 
-    def make_frame(self, now: int, kind: Kind, body: bytes = b"", to: int = EVERYONE) -> Frame:
-        """A frame from this member in the current slot."""
+    def ordered_frame(self, now: int, to: int = EVERYONE) -> Frame:
+        """An ORDERED frame from this member in the current slot, without an entry yet."""
         policy, slot = self._policy, self._policy.timing.slot_of(now)
-        frame = Frame(kind, policy.member, policy.incarnation, policy.epoch, slot, 0, sent_ns=now, body=body, to=to)
+        frame = Frame(Kind.ORDERED, policy.member, policy.incarnation, policy.epoch, slot, 0, sent_ns=now, to=to)
         frame.multicast = self.uses_multicast and to == EVERYONE
         return frame
 
-    def send(self, now: int, kind: Kind, body: bytes, to: int = EVERYONE) -> None:
+    def send(self, now: int, message: ElectionMessage, to: int = EVERYONE) -> None:
         """Send a control message."""
-        self._down.append(self.make_frame(now, kind, body, to))
-
-    def request_retransmit(self, now: int, request: RetransmitRequest, to: int) -> None:
-        """Ask member `to` for missing entries or frames."""
-        self.send(now, Kind.RETRANSMIT_REQUEST, encode_retransmit_request(request), to)
+        policy, multicast = self._policy, self.uses_multicast and to == EVERYONE
+        self._down.append(
+            control_frame(
+                message,
+                policy.member,
+                policy.incarnation,
+                policy.epoch,
+                slot=policy.timing.slot_of(now),
+                sent_ns=now,
+                to=to,
+                multicast=multicast,
+            )
+        )
 
     def send_entry(self, now: int, entry: StreamEntry, term: int, to: int = EVERYONE) -> None:
         """Send an entry of the stream."""
-        self._down.append(entry.write(self.make_frame(now, Kind.ORDERED, to=to), term))
+        self._down.append(entry.write(self.ordered_frame(now, to), term))
 
     def send_copy(self, now: int, original: Frame, term: int, to: int) -> None:
         """Retransmit another member's frame."""
-        self._down.append(write_copy(original, self.make_frame(now, Kind.ORDERED, to=to), term))
+        self._down.append(write_copy(original, self.ordered_frame(now, to), term))
 
 
 class OrderedStream:
@@ -197,10 +212,11 @@ class OrderedStream:
         self._next_ordinal = 0
 
     def next_entry(
-        self, term: int, slot: int, entry_type: EntryType, frame: Frame, payload: bytes | memoryview
+        self, term: int, slot: int, entry_type: EntryType, frame: Frame, member_list: MemberList | None
     ) -> StreamEntry:
-        """The entry that the leader appends for `frame`. For a GRANT, the frame's burst is the number of stamps."""
+        """The entry that the leader appends for `frame`. A GRANT is for the stamps that the frame requests."""
         is_relay = entry_type is EntryType.RELAY
+        content = b"" if member_list is None else MEMBER_LIST.encode(member_list)
         return StreamEntry(
             self.position + 1,
             term,
@@ -213,10 +229,11 @@ class OrderedStream:
             frame.flags if is_relay else 0,
             frame.first_sequence,
             self._next_ordinal,
-            frame.burst if entry_type is EntryType.GRANT else 0,
+            message_in(frame, StampRequest).count if entry_type is EntryType.GRANT else 0,
             frame.slot,
             frame.packed_messages,
-            payload_of(frame) if is_relay else payload,
+            payload_of(frame) if is_relay else content,
+            member_list,
         )
 
     def accept(self, entry: StreamEntry) -> None:

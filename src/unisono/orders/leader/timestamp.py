@@ -36,11 +36,10 @@ from unisono.orders.leader.messages import (
     LastFrames,
     RetransmitRequest,
     StampRequest,
-    decode_stamp_request,
-    encode_stamp_request,
 )
 from unisono.orders.leader.stream import RETAINED_ENTRIES, StreamEntry
 from unisono.orders.packing import NO_MESSAGES, FramePayload, Rqueue, SlotFrames, count_fitting_messages, reservation
+from unisono.wire.codec import control_frame
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
 
 MAX_PENDING_REQUESTS = 1 << 10
@@ -172,21 +171,20 @@ class TimestampLeader(LeaderOrderBase):
         policy, leader = self._policy, self.election.leader
         if leader is None:
             return
-        body = encode_stamp_request(StampRequest(pending.previous, pending.admitted_at, pending.stamps))
-        frame = Frame(
-            Kind.STAMP_REQUEST,
+        request = StampRequest(pending.previous, pending.admitted_at, pending.stamps)
+        frame = control_frame(
+            request,
             policy.member,
             policy.incarnation,
             policy.epoch,
-            pending.request,
-            0,
+            slot=pending.request,
             sent_ns=now,
-            body=body,
+            to=leader,
         )
         if leader == policy.member:
-            self._on_request(now, frame)
+            self._on_request(now, frame, request)
         else:
-            self.down.append(replace(frame, to=leader))
+            self.down.append(frame)
 
     def _send(self, now: int, payload: FramePayload, flags: int) -> None:
         self._multicast_frame(
@@ -217,16 +215,15 @@ class TimestampLeader(LeaderOrderBase):
     # -- ordering, as the leader -----------------------------------------------------------------------------
 
     def _on_frame(self, now: int, frame: Frame) -> None:
-        if frame.kind is Kind.STAMP_REQUEST:
-            self._on_request(now, frame)
+        if isinstance(frame.message, StampRequest):
+            self._on_request(now, frame, frame.message)
         elif frame.kind is Kind.DATA:
             self._store_frame(frame)
 
-    def _on_request(self, now: int, frame: Frame) -> None:
+    def _on_request(self, now: int, frame: Frame, request: StampRequest) -> None:
         """As the leader, receive a request and queue it in the sequence of its sender's requests."""
-        sender, request = frame.sender, decode_stamp_request(bytes(frame.body))
-        out_of_sequence = self._out_of_sequence[sender]
-        if request is None or self.election.leader != self._policy.member:
+        sender, out_of_sequence = frame.sender, self._out_of_sequence[frame.sender]
+        if self.election.leader != self._policy.member:
             self.ignored["not the leader"] += 1
         elif (
             not self.election.membership.is_current_member(sender)
@@ -242,9 +239,7 @@ class TimestampLeader(LeaderOrderBase):
         else:
             out_of_sequence[request.previous] = frame
             while (following := out_of_sequence.pop(self._last_accepted_request[sender], None)) is not None:
-                decoded = decode_stamp_request(bytes(following.body))
-                stamps = decoded.count if decoded else 0
-                self._ready_to_order.append((now + self._leader_hold_ns, replace(following, burst=stamps)))
+                self._ready_to_order.append((now + self._leader_hold_ns, following))
                 self._last_accepted_request[sender] = following.slot
 
     def _order_and_retransmit(self, now: int) -> None:
