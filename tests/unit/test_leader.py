@@ -19,6 +19,7 @@ from unisono.orders.leader.election import heartbeat_timeout_ns, leader_change_b
 from unisono.orders.leader.messages import (
     MEMBER_LIST,
     ORDERED_BYTES,
+    TERM_MAX,
     EntryHeader,
     EntryType,
     LastFrames,
@@ -48,6 +49,9 @@ START = 1_700_000_000_000 * MS
 def policy(member: int, members: int = 3, order: str = "leader", rate: Rate | None = None) -> Policy:
     view = View(tuple(range(1, members + 1)))
     return Policy("unit", member, view, TIMING, rate or Rate(1e9, 4), order=order, max_message=100)
+
+
+HEADER = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
 
 
 class Bench:
@@ -256,6 +260,33 @@ def test_a_leader_without_a_majority_orders_nothing() -> None:
     assert bench.texts(1) == bench.texts(2) == [b"x"]
 
 
+def test_a_forged_term_ends_no_member() -> None:
+    bench = Bench(3)
+    for term in (2**32 - 1, TERM_MAX):
+        forged = encode(control_frame(VoteRequest(term), 2, 1, 0, sent_ns=bench.now), group_key("unit"))
+        bench.stacks[3].receive(bench.now, forged)
+    bench.isolated = {1, 2}  # member 3 becomes a candidate for the term after the forged one
+    bench.wait(500 * MS)
+    assert bench.order(3).election.promised_term > TERM_MAX
+    assert bench.stacks[3].door.refused[Refusal.BAD_CONTROL] == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "foreign"), [("leader", HEADER._replace(entry_type=EntryType.GRANT, stamps=1)), ("timestamp", HEADER)]
+)
+def test_an_entry_of_the_other_leader_order_is_ignored(order: str, foreign: EntryHeader) -> None:
+    bench = Bench(3, order)
+    position = bench.order(2).election.stream.position + 1
+    header = foreign._replace(term=0, position=position, entry_term=0, previous_term=0, origin=1)
+    body = encode_entry_header(header) + (b"" if header.stamps else b"\0\1\0\3abc")
+    bench.stacks[2].receive(
+        bench.now, encode(Frame(Kind.ORDERED, 1, 1, 0, 5, 0, sent_ns=bench.now, body=body), group_key("unit"))
+    )
+    bench.exchange()
+    assert bench.order(2).ignored["entry type not used by this order"] == 1
+    assert bench.texts(2) == []
+
+
 def test_the_leader_is_ahead_of_the_slowest_member_by_at_most_the_window() -> None:
     order = Bench(3).order(1)
     assert order.election.may_order(START + MS)
@@ -301,8 +332,6 @@ def test_both_orders_are_registered() -> None:
 
 
 # -- wire --------------------------------------------------------------------------------------------------------
-
-HEADER = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from unisono.errors import ReservationRefused
 from unisono.model.events import Batch, PackedMessages, View, ViewChange, Violation, ViolationKind
@@ -25,7 +26,7 @@ from unisono.orders.leader.election import (
     outage_ns,
     vote_wait_ns,
 )
-from unisono.orders.leader.messages import ORDERED_BYTES, LastFrames
+from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames, Ordered
 from unisono.orders.leader.stream import StreamEntry
 from unisono.orders.packing import FramePayload, Packer, ReservedPacer, checked_sizes
 from unisono.wire.frame import (
@@ -72,6 +73,8 @@ class LeaderOrderBase(VariableRateBase):
 
     gap_free = True  # survivors deliver all messages of survivors, also if the leader crashes
     keeps_sending_to_departed = True  # a removed member may come back, and needs this member's frames for that
+    entry_types: ClassVar[frozenset[EntryType]]
+    """The types of entries in the stream of this order."""
     blocks_on_any_crash = False
     """Whether a crash also stops the order if the crashed member did not lead, until the leader removes it."""
 
@@ -175,6 +178,9 @@ class LeaderOrderBase(VariableRateBase):
             return
         if frame.epoch != self._policy.epoch or self.exchange.incarnations.get(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
+            return
+        if isinstance(frame.message, Ordered) and frame.message.header.entry_type not in self.entry_types:
+            self.ignored["entry type not used by this order"] += 1
             return
         if frame.kind in _ELECTION_KINDS:
             self.election.from_below(now, frame)

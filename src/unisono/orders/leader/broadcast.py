@@ -50,6 +50,8 @@ def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
 class LeaderBroadcast(LeaderOrderBase):
     """The automaton of one member."""
 
+    entry_types = frozenset({EntryType.RELAY, EntryType.MEMBER_LIST})
+
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
         # Sending.

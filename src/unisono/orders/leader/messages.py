@@ -160,23 +160,24 @@ ElectionMessage: TypeAlias = StreamHeartbeat | VoteRequest | Vote | RetransmitRe
 """The control messages of the election and of the stream."""
 
 
+TERM_MAX = 2**31 - 1
+"""The highest term that a member accepts. Later terms still fit into the field, so a forged term ends no member."""
+_TERM = u32("term", most=TERM_MAX)
 register(
     {
         Kind.STREAM_HEARTBEAT: Spec(
             StreamHeartbeat,
-            u32("term"),
+            _TERM,
             u63("position"),
             u63("stable"),
             u63("echo_ns"),
             boolean("wants_answer"),
         ),
-        Kind.VOTE_REQUEST: Spec(VoteRequest, u32("term")),
-        Kind.VOTE: Spec(
-            Vote, u32("term"), u63("position"), u32("last_term"), check=lambda vote: vote.last_term < vote.term
-        ),
+        Kind.VOTE_REQUEST: Spec(VoteRequest, _TERM),
+        Kind.VOTE: Spec(Vote, _TERM, u63("position"), u32("last_term"), check=lambda vote: vote.last_term < vote.term),
         Kind.RETRANSMIT_REQUEST: Spec(
             RetransmitRequest,
-            u32("term"),
+            _TERM,
             choice("missing", MissingKind),
             u63("first"),
             u16("origin"),
@@ -224,6 +225,8 @@ def decode_entry_header(data: bytes, start: int, end: int) -> EntryHeader:
     header = EntryHeader(
         term, position, entry_term, previous_term, entry_type, origin, incarnation, ordinal, stamps, request
     )
+    if term > TERM_MAX:
+        raise Unreadable(f"term: expected at most {TERM_MAX}, found {term}")
     if position >= SEQUENCE_LIMIT or ordinal >= SEQUENCE_LIMIT or request >= SEQUENCE_LIMIT:
         raise Unreadable(f"position, ordinal and request must be less than 2**63: {header}")
     if (

@@ -87,6 +87,7 @@ class PendingGrant:
 class TimestampLeader(LeaderOrderBase):
     """The automaton of one member."""
 
+    entry_types = frozenset({EntryType.GRANT, EntryType.MEMBER_LIST, EntryType.COPY})
     blocks_on_any_crash = True  # a crashed member may hold stamps
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
