@@ -194,6 +194,9 @@ def test_parts_end_where_their_counts_say() -> None:
     for wrong in (b"\1" + body[1:], b"\3" + body[1:], b"\2\1" + body[2:], b"\2\3" + body[2:]):
         with pytest.raises(Unreadable):
             spec.decode(wrong)
+    for end in range(len(body)):
+        with pytest.raises(Unreadable):
+            spec.decode_at(body[:end], 0)
 
 
 def test_a_specification_with_a_mistake_is_a_type_error() -> None:
