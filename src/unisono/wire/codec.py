@@ -269,7 +269,7 @@ class Numbers(Part):
 
 
 class Mapped(Part):
-    """A mapping from numbers to numbers, in ascending order of its keys, each key once."""
+    """A mapping from numbers to numbers, each key once. The encoder writes the keys in ascending order."""
 
     def __init__(self, name: str, codes: str, most: float = SEQUENCE_LIMIT - 1) -> None:
         super().__init__(name)
