@@ -95,6 +95,12 @@ def _body(kind: Kind, value: Any, body: bytes, decode: Decode) -> Example:
     return _framed(_header(kind, body=body), value, lambda frame: decode(bytes(frame.body)))
 
 
+def _control(message: object) -> Example:
+    """A datagram whose message the door decodes."""
+    kind, body = encode_message(message)
+    return _framed(_header(kind, body=body), message, lambda frame: frame.message)
+
+
 def _messages(frame: Frame) -> Any:
     return None if frame.packed_messages is None else frame.packed_messages.messages()
 
@@ -143,9 +149,7 @@ VIOLATION: Final = SlaViolation(
 
 def _data_frames() -> dict[str, Example]:
     piece = _data(FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, body=b"part")
-    wishes = control.encode_mark_requests(
-        control.encode_slot_request(4_000_000), control.encode_setting_requests(SETTING_REQUESTS)
-    )
+    requests = control.MarkRequests(4_000_000, SETTING_REQUESTS)
     return {
         "1 DATA messages of different sizes": _framed(_data(0, OutgoingMessages(RUN, same_size=False)), RUN, _messages),
         "1 DATA messages of one size, last of slot": _framed(
@@ -154,37 +158,31 @@ def _data_frames() -> dict[str, Example]:
         "1 DATA empty end of slot": _framed(_data(END_OF_SLOT), None, _messages),
         "1 DATA first piece": _framed(piece, b"part", lambda frame: bytes(frame.body)),
         "1 DATA wishes": _framed(
-            _data(END_OF_SLOT | SETTING_REQUEST, body=wishes),
-            (4_000_000, SETTING_REQUESTS),
-            lambda frame: control.decode_mark_requests(frame.body),
+            _data(END_OF_SLOT | SETTING_REQUEST, body=control.MARK_REQUESTS.encode(requests)),
+            requests,
+            lambda frame: frame.message,
         ),
     }
 
 
 def _control_frames() -> dict[str, Example]:
     heard = (control.SeenPeer(1, 4, True), control.SeenPeer(3, 6, False))
-    hello = control.Hello(5_000_000, 10_000_000, 2_000_000, 99, 250.5, 8, 4000, 12, True, heard, True, (1, 4), 2, 3, 17)
+    hello = control.Hello(5_000_000, 10_000_000, 2_000_000, 99, 250.5, 8, 4000, 12, True, heard, True, 1, 4, 2, 3, 17)
     segments = (Segment(10, 50_000_000, 5_000_000), Segment(20, 100_000_000, 4_000_000))
     step = control.JoinStep.MERGE
     join = control.Join(
         5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, SETTING_REQUESTS
     )  # fmt: skip
-    pairs: dict[str, tuple[Kind, Any, bytes, Decode]] = {
-        "2 HELLO": (Kind.HELLO, hello, control.encode_hello(hello), control.decode_hello),
-        "3 PROBE": (Kind.PROBE, 123, control.encode_probe(123), control.decode_probe),
-        "4 ECHO": (Kind.ECHO, (1, 2, 3), control.encode_echo(1, 2, 3), control.decode_echo),
-        "6 JOIN": (Kind.JOIN, join, control.encode_join(join), control.decode_join),
-        "16 NEW_RATE": (Kind.NEW_RATE, (4, 10), control.encode_new_rate(4, 10), control.decode_new_rate),
-        "17 RESERVED": (Kind.RESERVED, (4, True), control.encode_reserved(4, True), control.decode_reserved),
+    messages: dict[str, object] = {
+        "2 HELLO": hello,
+        "3 PROBE": control.Probe(123),
+        "4 ECHO": control.Echo(1, 2, 3),
+        "6 JOIN": join,
+        "16 NEW_RATE": control.NewRate(4, 10),
+        "17 RESERVED": control.Reserved(4, True),
+        "40 HEARTBEAT": control.Heartbeat(9, 20_000_000),
     }
-    beating = control.Heartbeat(9, 20_000_000)
-    pairs["40 HEARTBEAT"] = (
-        Kind.HEARTBEAT,
-        beating,
-        control.encode_heartbeat(beating),
-        control.decode_heartbeat,
-    )
-    return {label: _body(*given) for label, given in pairs.items()}
+    return {label: _control(message) for label, message in messages.items()}
 
 
 def _layer_frames() -> dict[str, Example]:
@@ -281,7 +279,7 @@ def _agreement_frames() -> dict[str, Example]:
         "58 TELL": membership.Unicast(4, 0, b"body"),
         "59 FLUSH": membership.Flush(3, {1: 4, 2: 5}),
         "60 FLUSHED": membership.Flushed(3, True, {1: 9, 2: 8}),
-        "61 CUT": membership.LastMessages(3, {1: 9, 2: 8}, {1: 2, 2: 2}),
+        "61 CUT": membership.LastMessages(3, (membership.LastMessage(1, 9, 2), membership.LastMessage(2, 8, 2))),
         "62 ENTER": membership.MembershipRequest(False, 2, 7, 1, 500),
         "63 PAST need": membership.MessageRequest(3, 2, 6),
         "63 PAST message": membership.Relayed(3, 2, 0, b"body"),
@@ -293,11 +291,10 @@ def _agreement_frames() -> dict[str, Example]:
         "73 WANT": finals.RecoveryRequest(EXTENTS),
         "74 GIVE": finals.RecoveryReply(EXTENTS[1], 100, 20, b"part"),
     }
-    found = {}
-    for module, messages in ((consensus, agreed), (membership, viewed), (finals, final)):
-        for label, message in messages.items():
-            kind, body = module.encode(message)
-            found[label] = _body(kind, message, body, module.DECODERS[kind])
+    found = {label: _control(message) for label, message in (agreed | viewed).items()}
+    for label, message in final.items():
+        kind, body = finals.encode(message)
+        found[label] = _body(kind, message, body, finals.DECODERS[kind])
     return found
 
 

@@ -35,14 +35,15 @@ from unisono.stack import Stack, build
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Trace
-from unisono.wire.control import encode_probe
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Probe
 from unisono.wire.door import Door
-from unisono.wire.frame import Frame, Kind, encode, unpack_header
+from unisono.wire.frame import Kind, encode, unpack_header
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 BOUND = TIMING.delta_ns + TIMING.gamma_ns + TIMING.theta_ns
-PROBE = encode(Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)), GROUP)
+PROBE = encode(control_frame(Probe(5), 2, 3, 0, slot=SLOT), GROUP)
 
 
 # -- 001-1 and 001-4: the loss model, exhaustively -----------------------------------------------------------
@@ -99,7 +100,7 @@ def test_001_4_a_control_frame_inside_a_block_would_break_the_guarantee() -> Non
 
     fec = Sender(fec=(1, 3)).fec
     for frame in slot_frames([1] * 5):
-        fec.from_above(0, Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)))
+        fec.from_above(0, control_frame(Probe(5), 2, 3, 0, slot=SLOT))
         fec.from_above(0, frame)
     kinds = "".join(frame.kind.name[0] for frame in fec.down)
     assert kinds.replace("P", "") == "F" * datagrams_per_slot(5, 1, 3)

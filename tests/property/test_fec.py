@@ -12,10 +12,11 @@ from tests.unit.test_fec import GROUP, ME, MEMBERS, SLOT, T0, Receiver, Seen, Se
 
 from unisono.net.fec.layer import datagrams_per_slot
 from unisono.net.fec.shares import Share, missing_originals, redundant_shares
-from unisono.wire.control import encode_probe
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Probe
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
 
-PROBE = encode(Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)), GROUP)
+PROBE = encode(control_frame(Probe(5), 2, 3, 0, slot=SLOT), GROUP)
 
 redundancies = st.tuples(st.integers(1, 8), st.integers(1, 12)).map(lambda ab: (ab[0], ab[0] + ab[1]))
 

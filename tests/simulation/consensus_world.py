@@ -1,12 +1,13 @@
 """A simulated world for consensus alone: bare automata, an unreliable network, disks that lose unsynced records.
 
-Frames carry their encoded bodies. The headers belong to the stack, and other tests cover them.
+Each receiver decodes the sender's bytes, as the door does. The headers belong to the stack; other tests cover them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 
@@ -17,6 +18,7 @@ from unisono.agreement.paxos.log import RestoredState
 from unisono.check.verdict import Verdict
 from unisono.model.effects import StoredRecords
 from unisono.sim.disk import SimDisk
+from unisono.wire.codec import decode_message
 from unisono.wire.frame import Frame
 
 MS = 1_000_000
@@ -140,7 +142,8 @@ class ConsensusWorld:
         if self.now < member.paused_until:
             self.schedule(member.paused_until, self.arrive, number, frame)
             return
-        member.automaton.from_below(self.now + member.clock_offset_ns, frame)
+        received = replace(frame, message=decode_message(frame.kind, bytes(frame.body)))
+        member.automaton.from_below(self.now + member.clock_offset_ns, received)
         self.flush(member)
 
     def survives_step(self, member: Member) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 
@@ -13,6 +14,7 @@ from unisono.check.total_order import fifo
 from unisono.check.verdict import Status, Verdict
 from unisono.trace.recorder import MemoryTrace, view_extras
 from unisono.trace.schema import EventKind, RunMeta
+from unisono.wire.codec import decode_message
 from unisono.wire.frame import Frame
 
 MS = 1_000_000
@@ -138,7 +140,8 @@ class MembershipWorld:
         if self.now < member.paused_until:
             self.schedule(member.paused_until, self.arrive, number, frame)
             return
-        member.automaton.from_below(self.now, frame)
+        received = replace(frame, message=decode_message(frame.kind, bytes(frame.body)))
+        member.automaton.from_below(self.now, received)
         self.flush(member)
 
     def flush(self, member: Member) -> None:

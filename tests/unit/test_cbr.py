@@ -35,14 +35,8 @@ from unisono.orders.cbr.turns import (
 )
 from unisono.orders.formation import members_key
 from unisono.stack import build
-from unisono.wire.control import (
-    Hello,
-    decode_new_rate,
-    decode_reserved,
-    encode_hello,
-    encode_new_rate,
-    encode_reserved,
-)
+from unisono.wire.codec import control_frame, encode_message
+from unisono.wire.control import Hello, NewRate, Reserved
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import (
     END_OF_SLOT,
@@ -89,7 +83,7 @@ class Probe:
     def hello(self, sender: int, *, avg: float = 2.0, theta_ns: int = CYCLE_NS, incarnation: int = 1) -> Frame:
         key = members_key(self.policy.view.members)
         hello = Hello(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, key, avg, 1, 1000, CYCLE, True, ())
-        return Frame(Kind.HELLO, sender, incarnation, 0, 0, 0, body=encode_hello(hello))
+        return control_frame(hello, sender, incarnation, 0)
 
     def begin(self) -> Probe:
         """Enter DeliverMessages before the epoch, and drop the frames and events of that."""
@@ -178,7 +172,7 @@ def test_each_input_has_an_effect_exactly_in_the_modes_of_the_table(mode: CbrMod
         effect = not cbr.ignored
     elif given is CbrInput.RESERVATION:
         cbr.exchange.incarnations[2] = 1
-        cbr.from_below(now, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
+        cbr.from_below(now, control_frame(NewRate(1, 9), 2, 1, 0))
         effect = bool(probe.sent(Kind.RESERVED))
     elif given is CbrInput.NEW_RATE:
         cbr.change_rate(now, Rate(3, 1))
@@ -499,14 +493,14 @@ def test_receivers_change_porder_at_the_end_of_the_cycle() -> None:
 
 
 def reserved_reply(probe: Probe, granted: bool = True, serial: int = 1) -> Frame:
-    return Frame(Kind.RESERVED, 2, 1, 0, 0, 0, body=encode_reserved(serial, granted))
+    return control_frame(Reserved(serial, granted), 2, 1, 0)
 
 
 def test_receiver_based_requests_repeat_each_cycle_until_confirmed() -> None:
     probe = Probe(reservation="receiver").begin()
     probe.cbr.change_rate(EPOCH, Rate(8, 1))
     (request,) = probe.sent(Kind.NEW_RATE)
-    assert (request.to, decode_new_rate(bytes(request.body))) == (2, (1, 8))
+    assert (request.to, request.message) == (2, NewRate(1, 8))
     probe.wake(due(0, cycle=CYCLE + 1))
     frames, probe.cbr.down[:] = probe.cbr.down[:], []
     assert [frame.burst for frame in frames if frame.kind is Kind.DATA] == [4] * 4
@@ -526,7 +520,7 @@ def test_a_refusal_ends_the_renegotiation_and_releases_reservations() -> None:
     probe.sent()
     probe.cbr.from_below(EPOCH, reserved_reply(probe, granted=False))
     (withdrawal,) = probe.sent(Kind.NEW_RATE)
-    assert decode_new_rate(bytes(withdrawal.body)) == (2, 4)
+    assert withdrawal.message == NewRate(2, 4)
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
     assert violation.kind == "reservation_refused"
@@ -539,12 +533,12 @@ def test_a_refusal_ends_the_renegotiation_and_releases_reservations() -> None:
 def test_a_receiver_reserves_a_requested_rate_and_answers(by: str, full: bool, granted: int) -> None:
     probe = Probe(reservation=by).begin()
     probe.network.full = full
-    probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(5, 6)))
+    probe.cbr.from_below(EPOCH, control_frame(NewRate(5, 6), 2, 1, 0))
     (answer,) = probe.sent(Kind.RESERVED)
-    assert (answer.to, decode_reserved(bytes(answer.body))) == (2, (5, bool(granted)))
+    assert (answer.to, answer.message) == (2, Reserved(5, bool(granted)))
     if granted:
         assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 6)
-        probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(6, 2)))
+        probe.cbr.from_below(EPOCH, control_frame(NewRate(6, 2), 2, 1, 0))
         assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 2), "a withdrawn request is released"
 
 
@@ -588,7 +582,7 @@ def test_a_departed_peer_has_no_turns_from_the_next_cycle() -> None:
     assert probe.cbr.porder == (1,) * 4
     assert probe.cbr.processed == 8
     probe.peer(0, cycle=CYCLE + 2)
-    probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
+    probe.cbr.from_below(EPOCH, control_frame(NewRate(1, 9), 2, 1, 0))
     assert probe.cbr.ignored == {"sender has left": 2}
     assert not probe.sent(Kind.RESERVED), "a request of a departed sender gets no answer"
 
@@ -616,15 +610,15 @@ def test_valid_reservation_messages_pass_the_door_and_invalid_ones_do_not() -> N
         datagram = encode(Frame(kind, 2, 1, 0, 5, 0, body=body), 1)
         return door.admit(datagram, 0, len(datagram), 10)
 
-    assert decode_new_rate(encode_new_rate(3, 70)) == (3, 70)
-    assert decode_reserved(encode_reserved(3, True)) == (3, True)
-    assert admitted(Kind.NEW_RATE, encode_new_rate(3, 70)) is not None
-    assert admitted(Kind.RESERVED, encode_reserved(3, False)) is not None
+    for message in (NewRate(3, 70), Reserved(3, True), Reserved(3, False)):
+        frame = admitted(*encode_message(message))
+        assert frame is not None
+        assert frame.message == message
     invalid = [
-        (Kind.NEW_RATE, encode_new_rate(3, 0)),
+        encode_message(NewRate(3, 0)),
         (Kind.NEW_RATE, b"\0" * 7),
         (Kind.NEW_RATE, b"\1" * 9),
-        (Kind.RESERVED, encode_reserved(3, True)[:-1] + b"\2"),
+        (Kind.RESERVED, encode_message(Reserved(3, True))[1][:-1] + b"\2"),
         (Kind.RESERVED, b""),
     ]
     for kind, body in invalid:

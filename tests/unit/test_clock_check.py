@@ -11,7 +11,8 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import Rate
 from unisono.net.clock_check import QUIET_NS, ROUND_TRIPS, SAMPLES_KEPT, ClockCheck, ClockDifference, SkewSample
-from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Echo, Probe
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind
 
 MS = 1_000_000
@@ -144,18 +145,17 @@ def test_other_frames_pass_both_ways() -> None:
 )
 def test_impossible_echoes_give_no_samples(sent: int, received: int, answered: int) -> None:
     check = ClockCheck(policy(1))
-    check.from_below(T0, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=encode_echo(sent, received, answered)))
+    check.from_below(T0, control_frame(Echo(sent, received, answered), 2, 1, 0, slot=5))
     assert check.estimate(2) is None
     assert check.estimate(9) is None
 
 
 def test_an_echo_carries_the_probe_and_the_own_clock() -> None:
     check = ClockCheck(policy(1))
-    check.from_below(T0, Frame(Kind.PROBE, 2, 1, 0, 5, 0, body=encode_probe(77)))
+    check.from_below(T0, control_frame(Probe(77), 2, 1, 0, slot=5))
     (echo,) = check.down
     assert (echo.kind, echo.sender, echo.to, echo.slot) == (Kind.ECHO, 1, 2, 0)
-    assert decode_echo(bytes(echo.body)) == (77, T0, T0)
-    assert decode_probe(encode_probe(2**63 - 1)) == 2**63 - 1
+    assert echo.message == Echo(77, T0, T0)
 
 
 # -- wrong clocks ----------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def probe_once(check: ClockCheck, offset: int, there: int, back: int, *, incarna
     check.wake(now)
     check.down.clear()
     seen = now + there + offset
-    check.from_below(now + there + back, Frame(Kind.ECHO, 2, incarnation, 0, 5, 0, body=encode_echo(now, seen, seen)))
+    check.from_below(now + there + back, control_frame(Echo(now, seen, seen), 2, incarnation, 0, slot=5))
 
 
 def reported_differences(check: ClockCheck) -> list[int]:
@@ -267,8 +267,7 @@ def test_echoes_that_arrive_together_count_as_one_round_trip() -> None:
         now = T0 + moment * 1000 * MS
         for late in range(13, 13 + ROUND_TRIPS):
             sent = now - late * MS
-            echo = encode_echo(sent, sent, sent)
-            check.from_below(now, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=echo))
+            check.from_below(now, control_frame(Echo(sent, sent, sent), 2, 1, 0, slot=5))
     assert reported_differences(check) == []
 
 
@@ -294,7 +293,7 @@ def test_a_suspected_clock_is_probed_more_often() -> None:
     assert regular is not None
     now = regular - 40 * MS
     seen = now - 15 * MS
-    check.from_below(now, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=encode_echo(seen, seen, seen)))
+    check.from_below(now, control_frame(Echo(seen, seen, seen), 2, 1, 0, slot=5))
     assert check.wake_at() == now + 5 * MS
     check.wake(now + 5 * MS)
     assert [probe.to for probe in check.down] == [2]
@@ -310,7 +309,7 @@ def test_a_wrong_clock_is_reported_once_until_it_has_been_quiet() -> None:
     check.wake(now)
     check.down.clear()
     seen = now + 3 * MS
-    check.from_below(now, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=encode_echo(now, seen, seen)))
+    check.from_below(now, control_frame(Echo(now, seen, seen), 2, 1, 0, slot=5))
     assert reported_differences(check) == [3 * MS], "reported again after a quiet period"
 
 

@@ -18,13 +18,12 @@ from unisono.agreement.paxos.messages import (
     Proposal,
     StorageMismatch,
     ballot_after,
-    decode_storage_mismatch,
-    encode,
     owner_of,
 )
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, StorageError
 from unisono.model.effects import StoredRecords
+from unisono.wire.codec import control_frame
 from unisono.wire.frame import Frame, Kind
 
 
@@ -38,8 +37,7 @@ def started(members: tuple[int, ...] = (1, 2, 3), **options: object) -> Consensu
 def frame_of(
     sender: int, message: ConsensusMessage, *, number: int = 0, incarnation: int = 1, storage_id: int = 7
 ) -> Frame:
-    kind, body = encode(message)
-    return Frame(kind, sender, incarnation, 0, 0, number, 0, storage_id, body=body)
+    return control_frame(message, sender, incarnation, 0, number=number, burst=storage_id)
 
 
 def elected(**options: object) -> Consensus:
@@ -240,9 +238,9 @@ def test_a_member_that_lost_its_storage_is_ignored_and_informed_once() -> None:
     assert leader.storage_identity.lost_storage == {2}
     leader.from_below(MS + 1, frame_of(2, Accepted(ballot_after(0, 1), 1, 0), storage_id=8))
     mismatches = [frame for frame in leader.down if frame.kind is Kind.STORAGE_MISMATCH]
-    assert [(frame.to, decode_storage_mismatch(bytes(frame.body))) for frame in mismatches] == [
-        (2, StorageMismatch(7))
-    ], "the leader informs the member once"
+    assert [(frame.to, frame.message) for frame in mismatches] == [(2, StorageMismatch(7))], (
+        "the leader informs the member once"
+    )
     leader.from_below(MS, frame_of(2, Accepted(ballot_after(0, 1), 1, 0)))
     assert leader.decisions == [Decision(1, b"v")]
 

@@ -11,16 +11,16 @@ import pytest
 
 from unisono.agreement.failure_detector import GENERATION_SAMPLES, FailureDetector, HeartbeatIntervals
 from unisono.errors import InvalidOption
-from unisono.wire.control import Heartbeat, encode_heartbeat
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Heartbeat
+from unisono.wire.frame import Frame
 
 MS = 1_000_000
 EVERY = 10 * MS
 
 
 def heartbeat(sender: int, serial: int, incarnation: int = 1) -> Frame:
-    body = encode_heartbeat(Heartbeat(serial, EVERY))
-    return Frame(Kind.HEARTBEAT, sender, incarnation, 0, 0, 0, body=body)
+    return control_frame(Heartbeat(serial, EVERY), sender, incarnation, 0)
 
 
 def started_detector(mistakes_per_s: float = 1 / 3600) -> FailureDetector:

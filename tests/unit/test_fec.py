@@ -33,7 +33,8 @@ from unisono.net.fec.layer import (
     residual_loss,
 )
 from unisono.net.fec.shares import Share, pack_share_position, redundant_shares, unpack_share_position
-from unisono.wire.control import encode_probe
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Probe
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import (
     END_OF_SLOT,
@@ -172,7 +173,7 @@ def test_shares_go_by_multicast_only_if_their_whole_block_may() -> None:
 
 def test_other_frames_pass_at_once_between_blocks() -> None:
     fec, frames = Fec(policy(2, (1, 4))), slot_frames([1] * 5)
-    probe = Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5))
+    probe = control_frame(Probe(5), 2, 3, 0, slot=SLOT)
     unicast = replace(frames[0], to=3)
     for frame in [*frames[:2], probe, *frames[2:4], unicast, frames[4], probe]:
         fec.from_above(T0, frame)

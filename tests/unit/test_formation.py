@@ -13,8 +13,9 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import Rate
 from unisono.orders.formation import RateExchange, members_key
-from unisono.wire.control import Hello, decode_hello, encode_hello
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.codec import control_frame, message_in
+from unisono.wire.control import Hello
+from unisono.wire.frame import Frame
 
 MS = 1_000_000
 T0 = 10**18
@@ -25,12 +26,6 @@ def policy(member: int = 1, members: tuple[int, ...] = (1, 2, 3), **changes: Any
     fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(50, 8)}
     fields.update(changes)
     return Policy("g", member, View(members), **fields)
-
-
-def hello_in(frame: Frame) -> Hello:
-    hello = decode_hello(bytes(frame.body))
-    assert hello is not None
-    return hello
 
 
 def hello_of(peer: Policy, first_slot: int = 0, complete: bool = False) -> Frame:
@@ -47,7 +42,7 @@ def hello_of(peer: Policy, first_slot: int = 0, complete: bool = False) -> Frame
         complete,
         (),
     )
-    return Frame(Kind.HELLO, peer.member, peer.incarnation, peer.epoch, 0, 0, body=encode_hello(hello))
+    return control_frame(hello, peer.member, peer.incarnation, peer.epoch)
 
 
 class Start:
@@ -135,16 +130,16 @@ def test_lost_hellos_are_repeated_until_every_member_knows_the_first_slot(seed: 
 def test_a_member_names_its_first_slot_only_after_a_hello_of_every_peer() -> None:
     exchange = RateExchange(policy(1))
     exchange.wake(T0)
-    assert hello_in(exchange.down.pop()).first_slot == 0
+    assert message_in(exchange.down.pop(), Hello).first_slot == 0
     assert exchange.from_below(T0, hello_of(policy(2))) is None
     assert exchange.down == []
     assert exchange.missing() == (2, 3)
     assert exchange.from_below(T0, hello_of(policy(3), 9)) is None
     (frame,) = exchange.down
-    assert hello_in(frame).first_slot == TIMING.smax(T0)
-    assert not hello_in(frame).complete, "member 2 has not named its slot"
+    assert message_in(frame, Hello).first_slot == TIMING.smax(T0)
+    assert not message_in(frame, Hello).complete, "member 2 has not named its slot"
     assert exchange.missing() == (2,)
-    assert [h.member for h in hello_in(frame).seen_peers] == [2, 3]
+    assert [h.member for h in message_in(frame, Hello).seen_peers] == [2, 3]
 
 
 def test_a_member_that_becomes_complete_sends_one_hello_to_all() -> None:
@@ -156,7 +151,7 @@ def test_a_member_that_becomes_complete_sends_one_hello_to_all() -> None:
     exchange.from_below(T0, hello_of(policy(2, (1, 2)), 200_000_000_003, complete=True))
     (frame,) = exchange.down
     assert frame.to == 0
-    assert hello_in(frame).complete
+    assert message_in(frame, Hello).complete
     exchange.down.clear()
     exchange.from_below(T0, hello_of(policy(2, (1, 2)), 200_000_000_003, complete=True))
     assert exchange.down == [], "nothing new, so no HELLO"
@@ -168,7 +163,7 @@ def test_naming_a_slot_and_becoming_complete_takes_one_hello() -> None:
     exchange = RateExchange(policy(1, (1, 2)))
     exchange.from_below(T0, hello_of(policy(2, (1, 2)), 7))
     (frame,) = exchange.down
-    assert hello_in(frame).complete
+    assert message_in(frame, Hello).complete
 
 
 def test_an_earlier_hello_that_arrives_late_changes_nothing() -> None:

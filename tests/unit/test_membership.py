@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.membership_world import HEARTBEAT_NS, MS, RETRY_NS, MembershipWorld
 
 from unisono.agreement.failure_detector import FailureDetector
-from unisono.agreement.membership.messages import Acks, MembershipMessage, MembershipRequest, Multicast, encode
+from unisono.agreement.membership.messages import Acks, MembershipMessage, MembershipRequest, Multicast
 from unisono.agreement.membership.multicast import WAITING_MAX, WINDOW, Receive, ViewMulticast
 from unisono.agreement.membership.views import (
     DECISIONS_KEPT,
@@ -19,7 +19,7 @@ from unisono.agreement.membership.views import (
     ViewSynchrony,
 )
 from unisono.errors import UnisonoError
-from unisono.wire.frame import Frame
+from unisono.wire.codec import control_frame
 
 
 def formed(members: int = 3, **options: int) -> MembershipWorld:
@@ -350,8 +350,7 @@ def test_a_request_to_leave_an_earlier_view_is_ignored() -> None:
     world.crash(3)
     run_until_one_view(world)
     assert incarnations(world, 1) == {1: 1, 2: 1}
-    kind, body = encode(MembershipRequest(True, 0, 1, 0, 0))
-    world.arrive(1, Frame(kind, 2, 1, 1, 0, 0, sent_ns=world.now, body=body, to=1))
+    world.arrive(1, control_frame(MembershipRequest(True, 0, 1, 0, 0), 2, 1, 1, sent_ns=world.now, to=1))
     world.run(world.now + 500 * MS)
     assert incarnations(world, 1) == {1: 1, 2: 1}
     assert not world.members[2].exclusion_reasons

@@ -17,19 +17,17 @@ from unisono.model.units import Rate
 from unisono.orders.vbr.order import Vbr
 from unisono.orders.vbr.slots import SettingRequests, effective_from, effective_slot
 from unisono.stack import build
+from unisono.wire.codec import Unreadable
 from unisono.wire.control import (
+    MARK_REQUESTS,
     NAME_MAX_BYTES,
     SETTING_REQUEST_CONTENT_MAX_BYTES,
+    MarkRequests,
     SettingRequest,
-    decode_mark_requests,
-    decode_setting_requests,
     decode_settings,
     decode_settings_with_verdict,
-    encode_mark_requests,
-    encode_setting_requests,
     encode_settings,
     encode_settings_with_verdict,
-    encode_slot_request,
 )
 
 MS = 1_000_000
@@ -123,18 +121,24 @@ def test_the_strongest_value_of_each_setting_wins() -> None:
     assert strongest([]) == Settings()
 
 
-@pytest.mark.parametrize("theta_ns", [None, 5 * MS])
+@pytest.mark.parametrize("theta_ns", [0, 5 * MS])
 @pytest.mark.parametrize(
     "requests", [(), (SettingRequest(7, 2, b"abc"),), (SettingRequest(7, 2, b"abc"), SettingRequest(3, 1, bytes(160)))]
 )
 def test_a_mark_carries_a_slot_request_or_setting_requests_or_both(
-    theta_ns: int | None, requests: tuple[SettingRequest, ...]
+    theta_ns: int, requests: tuple[SettingRequest, ...]
 ) -> None:
-    body = encode_mark_requests(
-        None if theta_ns is None else encode_slot_request(theta_ns), encode_setting_requests(requests)
-    )
-    expected = None if theta_ns is None and not requests else (theta_ns, requests)
-    assert decode_mark_requests(body) == expected
+    mark = MarkRequests(theta_ns, requests)
+    body = MARK_REQUESTS.encode(mark)
+    if theta_ns or requests:
+        assert MARK_REQUESTS.decode(body) == mark
+    else:
+        with pytest.raises(Unreadable):
+            MARK_REQUESTS.decode(body)
+
+
+def mark_with(content: bytes) -> bytes:
+    return MARK_REQUESTS.encode(MarkRequests(5 * MS, (SettingRequest(1, 1, content),)))
 
 
 @pytest.mark.parametrize(
@@ -143,22 +147,26 @@ def test_a_mark_carries_a_slot_request_or_setting_requests_or_both(
         b"",
         b"x",
         bytes(8),
-        encode_slot_request(5 * MS) + b"1234567",
-        encode_slot_request(5 * MS)
-        + encode_setting_requests([SettingRequest(1, 1, bytes(SETTING_REQUEST_CONTENT_MAX_BYTES + 1))]),
-        encode_slot_request(5 * MS) + encode_setting_requests([SettingRequest(1, 1, b"")]),
-        encode_slot_request(5 * MS) + encode_setting_requests([SettingRequest(1, 1, b"cut short")])[:-1],
+        MARK_REQUESTS.encode(MarkRequests(5 * MS)) + b"1234567",
+        mark_with(bytes(SETTING_REQUEST_CONTENT_MAX_BYTES + 1)),
+        mark_with(b""),
+        mark_with(b"cut short")[:-1],
         b"\1" * 30,
     ],
 )
 def test_a_malformed_mark_body_is_refused(body: bytes) -> None:
-    assert decode_mark_requests(body) is None
+    with pytest.raises(Unreadable):
+        MARK_REQUESTS.decode(body)
 
 
-@given(st.binary(max_size=120))
-def test_arbitrary_bytes_are_refused_or_decode_to_requests_that_encode_again(body: bytes) -> None:
-    requests = decode_setting_requests(body)
-    assert requests is None or encode_setting_requests(requests) == body
+@given(st.sampled_from([0, 5 * MS]), st.binary(max_size=120))
+def test_arbitrary_bytes_are_refused_or_decode_to_requests_that_encode_again(theta_ns: int, rest: bytes) -> None:
+    for body in (rest, theta_ns.to_bytes(8) + rest):
+        try:
+            mark = MARK_REQUESTS.decode(body)
+        except Unreadable:
+            continue
+        assert MARK_REQUESTS.encode(mark) == body
 
 
 def requests_of(member: int, max_per_frame: int = 8) -> SettingRequests:

@@ -6,7 +6,6 @@ import pytest
 
 from unisono.model.timing import SEGMENTS_MAX, Segment, SlotGrid, Timing
 from unisono.orders.vbr.slots import SlotChange, effective_slot
-from unisono.wire.control import decode_slot_request
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -143,12 +142,12 @@ def test_a_change_takes_effect_at_the_first_slot_after_all_members_know_it(timin
 def test_the_first_members_request_is_granted_and_the_others_request_again() -> None:
     first, second = SlotChange(), SlotChange()
     first.requested_theta_ns, second.requested_theta_ns = 10 * MS, 2 * MS
-    bodies = {member: change.next_request(50, GRID) for member, change in ((3, first), (8, second))}
-    assert [decode_slot_request(body or b"") for body in bodies.values()] == [10 * MS, 2 * MS]
+    requests = {member: change.next_request(50, GRID) for member, change in ((3, first), (8, second))}
+    assert requests == {3: 10 * MS, 8: 2 * MS}
     grids = []
     for change in (first, second):
         for member in (3, 8):
-            change.on_request(member, decode_slot_request(bodies[member] or b"") or 0)
+            change.on_request(member, requests[member] or 0)
         grid = change.decide(50, GRID)
         assert grid is not None
         change.on_agreed(grid)
@@ -159,7 +158,7 @@ def test_the_first_members_request_is_granted_and_the_others_request_again() -> 
     assert [change.requested_theta_ns for change in (first, second)] == [None, 2 * MS]
     for slot in range(51, changed.last_segment.first_slot):
         assert second.next_request(slot, changed) is None, "not before the change is in effect"
-    assert decode_slot_request(second.next_request(changed.last_segment.first_slot, changed) or b"") == 2 * MS
+    assert second.next_request(changed.last_segment.first_slot, changed) == 2 * MS
     assert second.next_request(changed.last_segment.first_slot + 1, changed) is None, "once"
 
 

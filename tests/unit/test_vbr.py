@@ -16,7 +16,8 @@ from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.formation import members_key
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import HORIZON_NS, Vbr
-from unisono.wire.control import Hello, encode_hello
+from unisono.wire.codec import control_frame
+from unisono.wire.control import Hello
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -66,10 +67,10 @@ class Probe:
         self.network = Network()
         self.vbr = Vbr(self.policy, self.network)
 
-    def hello(self, sender: int, theta_ns: int = THETA, incarnation: int = 1) -> Frame:
+    def hello(self, sender: int, theta_ns: int = THETA, incarnation: int = 1, complete: bool = True) -> Frame:
         key = members_key(self.policy.view.members)
-        hello = Hello(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, key, 50.0, 3, 3000, FIRST, True, ())
-        return Frame(Kind.HELLO, sender, incarnation, 0, 0, 0, body=encode_hello(hello))
+        hello = Hello(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, key, 50.0, 3, 3000, FIRST, complete, ())
+        return control_frame(hello, sender, incarnation, 0)
 
     def begin(self) -> "Probe":
         """Into DeliverMessages, before slot FIRST; discards the events and frames of the start."""
@@ -570,9 +571,7 @@ def test_hellos_end_when_the_first_slot_is_delivered() -> None:
     """A member that sends marks knows all first slots, so a lost answer does not keep HELLOs going forever."""
     probe = Probe()
     probe.vbr.wake(T0)
-    hello = probe.hello(2)
-    hello.body = encode_hello(Hello(THETA, 10 * MS, 2 * MS, members_key((1, 2)), 50.0, 3, 3000, FIRST, False, ()))
-    probe.vbr.from_below(T0, hello)
+    probe.vbr.from_below(T0, probe.hello(2, complete=False))
     probe.vbr.wake(end(FIRST))
     probe.vbr.down.clear()
     for slot in range(FIRST, FIRST + 100):

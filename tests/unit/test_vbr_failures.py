@@ -15,7 +15,8 @@ from unisono.net.clock_check import ClockDifference
 from unisono.orders.contract import Mode
 from unisono.orders.vbr import order as vbr
 from unisono.orders.vbr.failures import TIMEOUTS_BEFORE_REPORT, VbrGaps, latency_bound_ns
-from unisono.wire.control import Join, JoinStep, decode_join, encode_join
+from unisono.wire.codec import control_frame, message_in
+from unisono.wire.control import Join, JoinStep
 from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, OutgoingMessages
 
 MS = 1_000_000
@@ -68,8 +69,7 @@ class Probe:
 
     def joins(self) -> list[tuple[int, Join]]:
         """The JOINs sent since the last call, with their receivers."""
-        found = [(frame.to, decode_join(bytes(frame.body))) for frame in self.sent(Kind.JOIN)]
-        return [(to, join) for to, join in found if join is not None]
+        return [(frame.to, message_in(frame, Join)) for frame in self.sent(Kind.JOIN)]
 
     def events(self) -> list[StackEvent]:
         events, self.order.events[:] = self.order.events[:], []
@@ -112,9 +112,10 @@ class Probe:
         theta_ns: int = TIMING.theta_ns,
     ) -> None:
         """A JOIN of a peer arrives."""
-        body = encode_join(Join(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, slot, 50.0, 3, 3000, step, known))
+        join = Join(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, slot, 50.0, 3, 3000, step, known)
         sent = now if sent_ns is None else sent_ns
-        frame = Frame(Kind.JOIN, sender, incarnation, 0, TIMING.slot_of(sent), 0, 0, 3, answers_ns, sent, None, body)
+        slot = TIMING.slot_of(sent)
+        frame = control_frame(join, sender, incarnation, 0, slot=slot, burst=3, first_sequence=answers_ns, sent_ns=sent)
         self.order.from_below(now, frame)
 
     def pass_slot(self, slot: int, *absent: int) -> None:
@@ -568,8 +569,7 @@ def test_after_a_pause_longer_than_the_time_out_a_member_joins_again_and_holds_i
     assert "paused" in probe.violations()
     at = TIMING.smax(now)
     (frame,) = [frame for frame in probe.order.down if frame.kind is Kind.JOIN]
-    join = decode_join(bytes(frame.body))
-    assert join is not None
+    join = message_in(frame, Join)
     assert (join.step, join.slot) == (JoinStep.JOIN, at)
     assert probe.sent() == []
     assert probe.order.submit(start(at) - 1, [b"x"]) == 0

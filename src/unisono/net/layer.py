@@ -163,7 +163,7 @@ class Service(ABC):
                 stamp,
                 EVERYONE,
                 frame.multicast,
-                frame,
+                inner=frame,
             )
         )
         self._sequence += 1

@@ -269,7 +269,7 @@ class Numbers(Part):
 
 
 class Mapped(Part):
-    """A mapping from numbers to numbers, in ascending order of its keys, each key once."""
+    """A mapping from numbers to numbers, each key once. The encoder writes the keys in ascending order."""
 
     def __init__(self, name: str, codes: str, most: float = SEQUENCE_LIMIT - 1) -> None:
         super().__init__(name)
@@ -389,8 +389,11 @@ _kinds: dict[type, tuple[Kind, AnySpec]] = {}
 
 def register(specs: Mapping[Kind, AnySpec]) -> None:
     """Register the specifications of control messages. Each protocol's messages module registers its own."""
-    _specs.update(specs)
-    _kinds.update({make: (kind, spec) for kind, spec in specs.items() for make in spec.types})
+    for kind, spec in specs.items():
+        if kind in _specs or not _kinds.keys().isdisjoint(spec.types):
+            raise TypeError(f"{kind.name}: the kind or one of the types {spec.types} is registered already")
+        _specs[kind] = spec
+        _kinds.update(dict.fromkeys(spec.types, (kind, spec)))
 
 
 def encode_message(message: object) -> tuple[Kind, bytes]:

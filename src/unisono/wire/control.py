@@ -259,12 +259,10 @@ class Join:
 
 def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
     """Whether each segment begins after the previous one, by clock and by slot number."""
-    for before, segment in pairwise((Segment(-1, -1, SLOT_MIN_NS), *segments)):
-        if segment.theta_ns < SLOT_MIN_NS or max(segment.first_slot, segment.start_ns, segment.theta_ns) >= 2**62:
-            return False
-        if segment.first_slot <= before.first_slot or segment.start_ns <= before.start_ns:
-            return False
-    return True
+    return all(
+        before.first_slot < segment.first_slot and before.start_ns < segment.start_ns
+        for before, segment in pairwise(segments)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +306,12 @@ class Reserved:
 
 
 _SEEN_PEER = Spec(SeenPeer, u16("member"), u32("incarnation"), boolean("by_multicast"))
-_SEGMENT = Spec(Segment, *(u63(name, most=2**62 - 1) for name in ("first_slot", "start_ns", "theta_ns")))
+_SEGMENT = Spec(
+    Segment,
+    u63("first_slot", most=2**62 - 1),
+    u63("start_ns", most=2**62 - 1),
+    u63("theta_ns", least=SLOT_MIN_NS, most=2**62 - 1),
+)
 _RATE = (real("avg", above=0, below=1e12), u32("burst", least=1))
 _HELLO = Spec(
     Hello,

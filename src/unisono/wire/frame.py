@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, pairwise
 
@@ -236,7 +236,7 @@ class Frame:
     to: int = EVERYONE
     multicast: bool = False
     """Outgoing: may be sent by IP multicast. Incoming: arrived by IP multicast."""
-    message: object = None
+    message: object = field(default=None, kw_only=True)
     """The control message that the body encodes. Incoming: the door has decoded it, so no layer decodes it again."""
 
     @property
@@ -277,7 +277,7 @@ def addressed_to(frame: Frame, to: int) -> Frame:
         frame.body,
         to,
         frame.multicast,
-        frame.message,
+        message=frame.message,
     )
 
 
