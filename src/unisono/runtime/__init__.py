@@ -1,4 +1,4 @@
-"""Sockets and wall clocks: where a stack meets the machine.
+"""Connects a stack to the machine: sockets, clocks, timers, files and asyncio.
 
 - `timers`: the local clock, which never steps back, and a precise alarm
 - `sockets`, `transport`: UDP by multicast or unicast, many datagrams per system call
