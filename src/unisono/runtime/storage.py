@@ -222,8 +222,8 @@ class Storage:
             self._last_checksum = checksums[at] = _checksum(self._last_checksum, record)
         if at < committed_size or checksums.get(committed_size) != committed_checksum or not records:
             raise StorageError(
-                f"{self.path}: the file does not contain the {committed_size:,} bytes that this member has acted on; its "
-                f"records end at byte {at:,}. It was cut, or replaced by another file. {_REFUSED_ADVICE}"
+                f"{self.path}: the file does not contain the {committed_size:,} bytes that this member has acted on; "
+                f"its records end at byte {at:,}. It was cut, or replaced by another file. {_REFUSED_ADVICE}"
             )
         self._size = at
         if at < len(data):
