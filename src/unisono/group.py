@@ -443,7 +443,7 @@ class Group:
     async def leave(self) -> bool:
         """Leave the group after all accepted messages are sent. A second call does nothing.
 
-        Return False if this member waited in vain for departed or silent peers: then it did not deliver their last
+        Return False if this member gave up waiting for departed or silent peers: then it did not deliver their last
         messages.
         """
         driver = self._driver

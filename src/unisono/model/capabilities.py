@@ -125,7 +125,7 @@ def recorded_capabilities(order: str) -> Capabilities:
 
 
 def capabilities_of(order: str) -> Capabilities:
-    """What the order of this name can do; InvalidOption if there is no such order."""
+    """What the order of this name can do; raises InvalidOption if there is no such order."""
     found = CAPABILITIES.get(order)
     if found is None:
         raise InvalidOption("order", f"expected one of {', '.join(sorted(CAPABILITIES))}, got {order!r}")

@@ -1,4 +1,4 @@
-"""What a stack reports: deliveries, view changes, violations, notices, and the statistics of a running member."""
+"""The events of a stack: deliveries, view changes, violations, notices; and the statistics of a running member."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ class Blocked(Violation):
 
 @dataclass(frozen=True, slots=True)
 class SlaViolation(Violation):
-    """A service level agreement was not kept in a window. `offered` says what is still possible, if that is known."""
+    """A service level agreement was not kept in a window. `offered` is the best that is still possible, if known."""
 
     sla: str = ""
     metric: str = ""
@@ -466,7 +466,7 @@ def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a running member has measured about itself and its network."""
+    """Measurements of a running member about itself and its network."""
 
     sent: int
     delivered: int

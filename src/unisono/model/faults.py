@@ -67,7 +67,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A member stops for good."""
+    """A member crashes; it runs again only if a `Restart` follows."""
 
     kind: ClassVar[str] = "crash"
     member: int

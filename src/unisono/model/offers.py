@@ -1,4 +1,4 @@
-"""What a user asks of a group (`Ask`), and what an order offers for it (`Offer`).
+"""A user's requirements for a group (`Ask`), and the guarantees of an order for them (`Offer`).
 
 Each order and each layer calculates its offer in a function from Ask to Offer. The planner compares the offers.
 """

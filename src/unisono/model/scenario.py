@@ -37,7 +37,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one member's application sends once the group runs.
+    """The messages that one member's application sends once the group runs.
 
     `rate` is in messages per second (poisson, cbr). The kind "bursts" sends `burst` messages every `every_ns`.
     """

@@ -133,7 +133,9 @@ class Storage:
 
     def _encode_record(self, record: bytes) -> bytes:
         if len(record) > MAX_RECORD_BYTES:
-            raise StorageError(f"{self.path}: a record of {len(record):,} bytes is larger than {MAX_RECORD_BYTES:,}")
+            raise StorageError(
+                f"{self.path}: expected a record of at most {MAX_RECORD_BYTES:,} bytes, got {len(record):,}"
+            )
         self._last_checksum = _checksum(self._last_checksum, record)
         return _RECORD_HEAD.pack(_RECORD_MARK, len(record), self._last_checksum) + record
 
