@@ -1,4 +1,4 @@
-"""All exceptions of unisono. Each carries the values that its message states as attributes."""
+"""All exceptions of unisono. The values that a message states are also attributes of the exception."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class InvalidOption(UnisonoError, ValueError):
 
 
 class ReservationRefused(UnisonoError):
-    """The link cannot carry the requested rate; `free_bytes_per_s` is what it can still carry."""
+    """The link cannot carry the requested rate; `free_bytes_per_s` is the rate that it can still carry."""
 
     def __init__(self, asked_bytes_per_s: int, free_bytes_per_s: int, capacity_bytes_per_s: int) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class Infeasible(UnisonoError):
     """The requested quality of service is impossible; `offered_ns` is the best possible bound."""
 
     def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, alternative: str = "") -> None:
-        """`alternative` describes the best offer if it is more than a bound."""
+        """`alternative` describes the best offer in words, if a bound alone does not describe it."""
         offered = alternative or f"{offered_ns / 1e6:g} ms"
         super().__init__(
             f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; the best offer is {offered}"
@@ -88,14 +88,14 @@ class StorageError(UnisonoError):
 
 
 class InvariantViolated(UnisonoError):
-    """A member is about to break a safety invariant. This is a defect of unisono; the group stops at once.
+    """A member was about to break a safety invariant. This is a defect of unisono; the member stops at once.
 
     `invariant` is a stable token; docs/architecture.md lists the invariants. `expected` and `found` are the compared
     values. Members compare only what they decide themselves, so no datagram can cause this error.
     """
 
     def __init__(self, invariant: str, member: int, text: str, expected: str, found: str) -> None:
-        super().__init__(invariant, member, text, expected, found)  # so that another process can rebuild the error
+        super().__init__(invariant, member, text, expected, found)  # so that pickle can rebuild the error
         self.invariant = invariant
         self.member = member
         self.text = text

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
 
 Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
-"""The events of an iteration over a group."""
+"""The events that an iteration over a group yields."""
 
 LEAVE_TIMEOUT_S = 1.0
 
@@ -85,35 +85,52 @@ def join(
 ) -> PendingJoin:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
-    `group` is a name, or a reference (`Group.reference`). `peers` maps every member's number, this one's included, to
-    its address (`"10.0.0.7:9001"`), or is `"dns:NAME:PORT"`; without it `members` processes find each other by an IP
-    multicast `beacon` on `interface`, and `member` is the number that this process needs, if any. `delta` is the
-    network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
-    all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
-    `order` is "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
-    With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
-    crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
-    redundancy against the loss of a of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram
-    several times, and `delta` is then the time within which that reaches all members. `grades` is "early", "final"
-    (only messages that all have agreed on) or "both" (vbr, cbr). `processing` is a leader's time per message.
-    `rate` is the most that this member sends: messages per second on average, and messages in one slot. `link` is the
-    capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone. `recorder` writes the
-    trace; its incarnation must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
-    `sla` is the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
-    it runs, and violations come as events. `monitor` turns the metric collectors on without an agreement; if it is a
-    function, it is called with the rows of each interval.
-    `storage` is the file that keeps this member's promises (consensus), so that it can restart after a crash; `fsync`
-    says when it is synced: "always" before anything depends on a write, "batch" soon after, or "never".
-    `topology` (order="quasi_genuine") gives the members of each group and the groups that each may send to; a
-    `Multigroup` also says how barriers are made and whether messages are delivered early. `state` (the priority orders)
-    is the application: it gives its state to members that join later, and receives it when it joins itself. With
-    `rejoin` this member rejoins by itself if the others went on without it, as after a long pause or in a minority.
+    The members:
+
+    - `group`: the group's name, or a reference (`Group.reference`), which contains the addresses.
+    - `peers`: the address of every member, this one included, by number, such as `{1: "10.0.0.7:9001", …}`; or
+      `"dns:NAME:PORT"`. `member` is this process's number.
+    - `members`: without `peers`, this many processes find each other by an IP multicast `beacon` on `interface`.
+      `member` is then the number that this process needs, if any.
+    - `timeout`: how long the group may take to form.
+
+    The order and its assumptions:
+
+    - `order`: "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
+    - `delta`, `gamma`, `slot`: the largest delay of the network, the largest difference between two members' clocks,
+      and the length of a slot. All members must give the same values.
+    - `deadline`: without `slot`, `join` chooses the longest slot that keeps this latency.
+    - `failures`: members may crash, join and leave while the group runs. The order may have gaps where they crash.
+    - `loss_burst`: the most consecutive datagrams of a sender that the network loses.
+    - `fec=(a, b)`: redundancy against the loss of `a` of any `b` consecutive datagrams of a sender.
+    - `reliable=Redundancy(...)`: each datagram is multicast several times. `delta` is then the time within which these
+      copies reach all members.
+    - `grades`: "early", or in vbr and cbr also "final" (only messages that all members have agreed on) or "both".
+    - `processing`: the time that a leader needs for one message.
+    - `topology` (quasi_genuine): the members of each group and the groups that each may send to. A `Multigroup` also
+      says how barriers are made and whether messages are delivered early.
+
+    This member:
+
+    - `rate`: the most that this member sends: messages per second on average, and messages in one slot.
+    - `link`: the capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone.
+    - `recorder`: writes the trace. Its incarnation must be the `incarnation` given here.
+    - `sla`: the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
+      it runs, and violations come as events.
+    - `monitor`: True collects metrics without agreements. The group calls a function with the rows of each interval.
+    - `storage`: the file in which a durable order keeps this member's promises, so that the member can restart after a
+      crash. `fsync` says when the file is synced: "always" before anything depends on a write, "batch" soon after it,
+      or "never".
+    - `state` (the priority orders): the application. It gives its state to members that join later, and receives the
+      state when it joins itself.
+    - `rejoin`: this member rejoins by itself if the others have excluded it, for example after a long pause.
+    - `injection`: faults to inject, for tests.
 
     Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also FormationTimeout.
     """
     place = group_location(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
-        raise InvalidOption("queue_messages", f"room for at least one message is needed, not {queue_messages}")
+        raise InvalidOption("queue_messages", f"expected room for at least one message, got {queue_messages}")
     environment = current_environment()
     skew = duration_ns(gamma, "gamma")
     timing = choose_timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
@@ -246,46 +263,46 @@ class Group:
     # -- sending ---------------------------------------------------------------------------------------------
 
     async def send(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> None:
-        """Multicast one message; wait while the declared rate has no room for it.
+        """Multicast one message; wait until the declared rate has room for it.
 
         Waiting messages of this member with higher `priority` go first. Only the priority orders also deliver by
         priority. A message still waiting when the group ends, or when this call is cancelled, is not sent.
         With a topology, the message goes `to` these groups, by default to this member's own group.
-        DestinationNotAllowed lists the groups that are possible.
+        DestinationNotAllowed lists the allowed groups.
         """
         await self.send_many((message,), priority=priority, to=to)
 
     async def send_many(self, messages: Sequence[bytes], *, priority: int = 0, to: Sequence[str] | None = None) -> None:
-        """Multicast several messages in this order; costs far less per message than `send`."""
+        """Multicast several messages, in this order. This costs far less per message than `send`."""
         messages = tuple(messages)  # a copy: the caller may change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
             wrong = next(type(message).__name__ for message in messages if type(message) is not bytes)
-            raise TypeError(f"messages are bytes, not {wrong}; encode each message before sending it")
+            raise TypeError(f"expected messages of type bytes, got {wrong}; encode each message before sending it")
         if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
-            text = f"a number from 0 to {PRIORITY_MAX} is needed, higher is more urgent, not {priority!r}"
+            text = f"expected a number from 0 to {PRIORITY_MAX}, higher is more urgent, got {priority!r}"
             raise InvalidOption("priority", text)
         if messages:
             await self._driver.submit(messages, priority, None if to is None else group_names("to", to))
 
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
-        """Change this member's rate, from its next slot on, or the slot's length, for the whole group.
+        """Change this member's rate from its next slot on, or the slot length of the whole group, or both.
 
-        The request for a `slot` is a message in the order. Await the result to wait until this member's slots have that
-        length, with the new `rate` if there is one. A TimingChange event then comes between two slots. The result
-        raises GroupClosed if this member leaves first. ReservationRefused, InvalidOption and Infeasible (the bound
-        would exceed this member's deadline) change nothing.
+        The group orders the request for a `slot` like a message. Await the result to wait until this member's slots
+        have that length, and the new `rate` if there is one. A TimingChange event then comes between two slots.
+        Awaiting raises GroupClosed if this member leaves first. ReservationRefused, InvalidOption and Infeasible (the
+        bound would exceed this member's deadline) change nothing.
         """
         if slot is not None:
             return self._driver.change_slot(duration_ns(slot, "slot"), rate)
         if rate is None:
-            raise InvalidOption("rate", "give a rate, a slot, or both")
+            raise InvalidOption("rate", "expected a rate, a slot, or both, got neither")
         self._driver.change_rate(rate)
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
 
     async def change_topology(self, sends: Sequence[str]) -> None:
-        """Let this member's group send to these groups only; wait until all groups concerned have made the change."""
+        """Let this member's group send only to these groups; wait until all groups concerned have made the change."""
         await self._driver.change_topology(group_names("topology.sends", sends))
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -419,14 +436,14 @@ class Group:
             driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
 
     def _refused_datagrams_text(self) -> str:
-        """Counts of refused datagrams, by reason: a sign of another group, version or slot length at this address."""
+        """The refused datagrams by reason: peers may have another group name, version or slot length."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
     async def leave(self) -> bool:
-        """Leave the group in order, after all accepted messages are sent. A second call does nothing.
+        """Leave the group after all accepted messages are sent. A second call does nothing.
 
-        Return False if departed or silent peers kept this member from finishing: then it did not deliver their last
+        Return False if this member gave up waiting for departed or silent peers: then it did not deliver their last
         messages.
         """
         driver = self._driver

@@ -1,7 +1,7 @@
 """The stack of one member: an order on top of layers, as one machine without sockets, clocks or threads.
 
 An input tells the stack what happened, with the reading of the local clock: `submit` (the application has messages),
-`receive` (a datagram arrived), `wake` (the time asked for has come), and a few requests such as `change_rate` and
+`receive` (a datagram arrived), `wake` (the requested time has come), and a few requests such as `change_rate` and
 `leave`. After one or more inputs, `step` returns all effects: records to persist, datagrams to send, events for the
 application, and the time of the next `wake`. `carry_out` carries them out in the order that safety needs.
 
@@ -9,8 +9,8 @@ Sending: the order puts frames into its `down`. Each frame goes through the laye
 leaves with the next step. Receiving: the door admits and decodes a datagram. Its frame goes up through the layers that
 open its kind to the order, which puts deliveries into its `events`.
 
-The simulator and the asyncio driver both run this machine by `carry_out`. Neither makes a protocol decision.
-`build` makes the stack that a policy asks for.
+The simulator and the asyncio driver both run this machine with `carry_out`. Neither makes a protocol decision.
+`build` makes the stack for a policy.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FINAL = Grade.FINAL  # read once: reading a member of an enumeration is slow, a
 
 
 class DurableOrder(Protocol):
-    """An order that keeps records on stable storage. It processes its input in batches, by `flush`."""
+    """An order that keeps records on stable storage. `flush` processes its input in batches."""
 
     down: list[Frame]
     writes: list[Write]
@@ -122,7 +122,7 @@ class Stack:
         self._out: list[Frame] = []
         """Frames that leave with the next step."""
         self._receivers = {kind: self._receiver_of(kind, len(self._layers)) for kind in Kind}
-        """By kind, the layer or order that takes a frame from the network."""
+        """By kind, the layer or order that receives a frame from the network."""
         self._group = group_key(policy.group)
         layer_kinds = frozenset(kind for layer in self._layers for kind in layer.opens)
         self.door = Door(self._group, policy.member, policy.view.members, layer_kinds)
@@ -256,7 +256,7 @@ class Stack:
         return batch
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """Renegotiate this member's rate; raises ReservationRefused and changes nothing when there is no room."""
+        """Renegotiate this member's rate. If there is no room, raise ReservationRefused and change nothing."""
         self.order.change_rate(now, rate)
         self._pump(now)
 
@@ -269,7 +269,7 @@ class Stack:
             others = " and ".join(orders_with("resizable_slots"))
             raise InvalidOption("slot", f"the order {self.policy.order} cannot change its slot length; {others} can")
         if self.policy.reliable is not None:
-            raise InvalidOption("slot", "the slot length cannot change over reliable multicast")
+            raise InvalidOption("slot", "the slot length cannot change over reliable multicast; leave out slot")
         self._slot_order.change_slot(now, theta_ns, rate)
         self._pump(now)
 
@@ -285,8 +285,8 @@ class Stack:
     ) -> None:
         """Announce the settings that a member needs, by default this one, and the verdict that they follow from.
 
-        The observer calls this during an input or a step of the stack, so the stack sends the announcement by itself.
-        It reports to the observer when the group has agreed.
+        The observer calls this during an input or a step of the stack, and the stack then sends the announcement. The
+        stack reports to the observer when the group has agreed.
         """
         if self._slot_order is None:
             raise InvalidOption(
@@ -306,12 +306,12 @@ class Stack:
                 layer.change_code(settings.fec, slot)
 
     def share_application_state(self, holder: StateHolder | None) -> None:
-        """Transfer the application's state to joining members together with the order's, where the order can."""
+        """Transfer the application's state to joining members, if the order transfers its own state."""
         if self._priority_order is not None:
             self._priority_order.application = holder
 
     def leave(self, now: int) -> None:
-        """Leave the group in order; a LeaveComplete event follows when this is done."""
+        """Start to leave the group; a LeaveComplete event follows when this is done."""
         self.order.leave(now)
         self._pump(now)
 
@@ -409,7 +409,7 @@ class Stack:
     # -- frames between the order, the layers and the network -------------------------------------------------
 
     def _pump(self, now: int) -> None:
-        """Carry frames down and up until the order and all layers have nothing left to hand on."""
+        """Pass frames down and up until the order and all layers have none left to pass on."""
         order, layers = self.order, self._layers
         self._report_settings()  # first: frames of the slot from which the settings hold may follow
         moved = True
@@ -484,7 +484,7 @@ class Stack:
         return None if self.application_pulls else self.order.bound_ns()
 
     def outage_ns(self, crashed: Sequence[int]) -> int:
-        """How much longer than the bound a message takes at most when these members crash; 0 without a leader."""
+        """How much longer than the bound a message may take when these members crash; 0 without a leader."""
         return 0 if self._leader_order is None else self._leader_order.outage_ns(crashed)
 
     def gap_free(self) -> bool:
@@ -548,7 +548,7 @@ class Stack:
         return self.clock_check
 
     def counters(self) -> dict[str, int]:
-        """What the layers have counted, by "layer.name"; in some orders also what the order has counted."""
+        """The counters of the layers, by "layer.name"; in some orders also those of the order."""
         found = {f"{layer.name}.{name}": n for layer in self._layers for name, n in layer.counters().items()}
         if self._priority_order is not None:
             found[f"{self.policy.order}.queued"] = self.queued()
@@ -561,14 +561,14 @@ class Stack:
         return self.clock_check.gamma_ns()
 
     def inspect(self, kind: type[_OrderType]) -> _OrderType:
-        """The order itself, for simulations and tests that look inside it; TypeError if it is of another kind."""
+        """The order, for simulations and tests that look inside it; raises TypeError if it is of another type."""
         if not isinstance(self.order, kind):
             raise TypeError(f"member {self.policy.member} runs {type(self.order).__name__}, not {kind.__name__}")
         return self.order
 
 
 class Host(Protocol):
-    """The services of a driver to its stack: stable storage, a network, an application and an alarm."""
+    """What a driver provides to its stack: stable storage, a network, an application and an alarm."""
 
     def persist(self, records: Sequence[Write]) -> None:
         """Make records durable before this returns."""
@@ -616,16 +616,16 @@ _SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform"
 
 
 def build(policy: Policy, reserver: Reserver | None = None, stored_records: StoredRecords | None = None) -> Stack:
-    """The stack that a policy asks for; raises ReservationRefused if the network has no room for its rate.
+    """The stack for a policy; raises ReservationRefused if the network has no room for its rate.
 
-    `stored_records` are the records that a durable order wrote in earlier incarnations. Without them it keeps none.
+    `stored_records` are the records that a durable order wrote in earlier incarnations. Without them, it stores none.
     """
     capabilities = capabilities_of(policy.order)
     check_options(policy)
     make = ORDERS[policy.order]
     clock_check, reserver = ClockCheck(policy), reserver or UnlimitedNetwork()
     if stored_records is not None and not needs_storage(policy.order, policy.grades):
-        text = f"the order {policy.order} uses no stable storage; only the order consensus and final deliveries do"
+        text = f"the order {policy.order} uses no stable storage; only consensus, quasi_genuine and final deliveries do"
         raise InvalidOption("storage", text)
     if not capabilities.total_order or policy.reliable is not None:
         return _build_over_rmcast(policy, make, reserver, clock_check)

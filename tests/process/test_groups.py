@@ -233,9 +233,9 @@ def test_a_too_large_message_is_refused_with_its_whole_batch() -> None:
 def test_only_bytes_are_accepted(message: Any) -> None:
     async def part() -> None:
         async with groups(1) as (group,):
-            with pytest.raises(TypeError, match="messages are bytes, not"):
+            with pytest.raises(TypeError, match="expected messages of type bytes, got"):
                 await group.send(message)
-            with pytest.raises(TypeError, match="messages are bytes, not"):
+            with pytest.raises(TypeError, match="expected messages of type bytes, got"):
                 await group.send_many([b"fine", message])
             await group.send_many([])
             await group.send(b"the group continues")

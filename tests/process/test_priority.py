@@ -83,8 +83,8 @@ def test_orders_without_state_transfer_refuse_a_state() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"deadline": "10s"}, "deadline: the priority order cannot promise a deadline"),
-        ({"state": object()}, "state: an object with give_state"),
+        ({"deadline": "10s"}, "deadline: the priority orders cannot promise a deadline"),
+        ({"state": object()}, "state: expected an object with snapshot"),
         ({"recorder": Recorder("run", "g", 1, list[object]().append)}, "recorder: .* rejoin=False"),
     ],
 )

@@ -132,7 +132,7 @@ def test_what_cannot_be_changed_is_refused_at_once() -> None:
             ):
                 group.renegotiate(slot="10ms")
         async with unisono.join("table", member=1, peers=peers) as group:
-            with pytest.raises(unisono.InvalidOption, match="give a rate, a slot, or both"):
+            with pytest.raises(unisono.InvalidOption, match="expected a rate, a slot, or both"):
                 group.renegotiate()
             with pytest.raises(unisono.InvalidOption, match="slot"):
                 group.renegotiate(slot="2 fortnights")

@@ -164,7 +164,7 @@ def test_final_deliveries_accept_storage_and_early_ones_alone_refuse_it(tmp_path
     peers = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002"}
     for grades in ("both", "final"):
         join("table", member=1, peers=peers, failures=True, grades=grades, storage=tmp_path / "storage")
-    with pytest.raises(InvalidOption, match="only the order consensus and final deliveries do"):
+    with pytest.raises(InvalidOption, match="only consensus, quasi_genuine and final deliveries do"):
         join("table", member=1, peers=peers, failures=True, storage=tmp_path / "storage")
 
 

@@ -349,7 +349,7 @@ def test_only_one_mechanism_against_loss_is_allowed(changes: dict[str, Any]) -> 
 
 def test_the_orders_of_papers_000_and_001_run_over_it() -> None:
     assert all("reliable" in CAPABILITIES[order].options for order in ("cbr", "leader", "timestamp", "vbr"))
-    with pytest.raises(InvalidOption, match="needs"):
+    with pytest.raises(InvalidOption, match="expected Redundancy"):
         Rmcast(replace(policy(1), reliable=None))
 
 

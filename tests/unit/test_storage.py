@@ -186,10 +186,10 @@ def test_a_folder_instead_of_the_file_is_named(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     first = opened(tmp_path / "log")
-    with pytest.raises(StorageError, match="another process has it open"):
+    with pytest.raises(StorageError, match="another process has this file open"):
         opened(tmp_path / "log")
     first.apply([Write((b"a",), replaces_all=True)])
-    with pytest.raises(StorageError, match="another process has it open"):
+    with pytest.raises(StorageError, match="another process has this file open"):
         opened(tmp_path / "log")
     first.close()
     opened(tmp_path / "log").close()

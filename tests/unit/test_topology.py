@@ -46,7 +46,7 @@ def test_a_refused_destination_lists_the_allowed_ones() -> None:
     ("groups", "sends", "problem"),
     [
         ({}, {}, "1 to 64 groups"),
-        ({"a": ()}, {}, "needs a name and at least one member"),
+        ({"a": ()}, {}, "expected a name and at least one member, got 'a'"),
         ({"a": (1,), "b": (1,)}, {}, "each member belongs to one group"),
         ({"a": (1,)}, {"a": ("z",)}, "expected one of the groups a, got 'z'"),
         ({"a": (1,)}, {"z": ("a",)}, "expected one of the groups a, got 'z'"),

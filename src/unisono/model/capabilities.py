@@ -1,4 +1,4 @@
-"""What each order can do: one declared value per order, read by the stack, the planner, the checkers and the tools."""
+"""What each order can do: one value per order, for the stack, the planner, the checkers and the tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTION_DEFAULTS: Final = {
     "grades": "early",
     "multigroup": None,
 }
-"""The options that not every order honours, with the value that asks for nothing."""
+"""The options that some orders do not honour, with their defaults, which request nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Capabilities:
     durable: bool = False
     """Keeps records on stable storage and recovers from them."""
     by_clock: bool = False
-    """Relies on synchronised clocks, so that it reports clocks that differ by more than Γ."""
+    """Relies on synchronised clocks, and therefore reports clocks that differ by more than Γ."""
     slotted: bool = False
     """Delivers by slot and sender. Its deliveries can be made final by agreement on what each slot contains."""
     resizable_slots: bool = False
@@ -56,7 +56,7 @@ class Capabilities:
     rate_checked: bool = False
     """Sends at most one declared burst per slot, which its traces show."""
     numbers_finals: bool = False
-    """Says how many messages were final before one, so that a late member knows what it lacks."""
+    """Numbers the final deliveries, so that a late member knows how many it has missed."""
     starts_together: bool = False
     """All members start together, unless deliveries come in two grades."""
 
@@ -110,7 +110,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
 }
 """The orders by name.
 
-The leader orders, consensus and the services outlive crashes with and without `failures`. Forward error correction
+The leader orders, consensus and the services survive crashes with and without `failures`. Forward error correction
 needs the end-of-slot marks of VBR.
 """
 
@@ -125,7 +125,7 @@ def recorded_capabilities(order: str) -> Capabilities:
 
 
 def capabilities_of(order: str) -> Capabilities:
-    """What the order of this name can do; InvalidOption if there is no such order."""
+    """What the order of this name can do; raises InvalidOption if there is no such order."""
     found = CAPABILITIES.get(order)
     if found is None:
         raise InvalidOption("order", f"expected one of {', '.join(sorted(CAPABILITIES))}, got {order!r}")
@@ -143,7 +143,7 @@ def needs_storage(order: str, grades: str = "early") -> bool:
 
 
 def check_options(policy: Policy) -> None:
-    """Raise InvalidOption if the order does not honour an option, or not together with another one."""
+    """Raise InvalidOption if the order does not honour an option, or if two options exclude each other."""
     for field, default in OPTION_DEFAULTS.items():
         if getattr(policy, field) != default and field not in capabilities_of(policy.order).options:
             others = [order for order, each in CAPABILITIES.items() if field in each.options]

@@ -1,8 +1,8 @@
 """Delay models, histograms, and random numbers from a seed.
 
 A delay model says how long datagrams take, as a distribution with samples and quantiles. A hard bound Δ is a quantile
-of it, so papers that use bounds and papers that use probabilities share one model. Every sample inverts the
-distribution at one `random()`: the same stream gives the same delays on every Python version.
+of it, so papers that use bounds and papers that use probabilities share one model. A sample inverts the distribution
+function at one random number, so the same stream gives the same delays on every Python version.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Histogram:
         else:
             counts[bucket] = times
         self.total += times
-        if value > self.largest:  # noqa: PLR1730  a call of max() would cost as much as all the rest
+        if value > self.largest:  # noqa: PLR1730  calling max() would double the cost of this method
             self.largest = value
 
     def merge(self, other: Histogram) -> None:
@@ -79,7 +79,7 @@ class Histogram:
         self.largest = max(self.largest, largest)
 
     def quantile(self, q: float) -> int:
-        """An upper bound, within 1/32, of the value below which a share `q` of the counted values lies."""
+        """The value at or below which a share `q` of the counted values lies, rounded up by at most 1/32."""
         rank, seen = q * self.total, 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -88,7 +88,7 @@ class Histogram:
         return self.largest
 
     def mean(self) -> float:
-        """The mean of the counted values, within 1/32 above it."""
+        """The mean of the counted values, too high by at most 1/32."""
         if not self.total:
             return 0.0
         return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
@@ -203,7 +203,7 @@ class UniformDelay:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Memoryless, with this mean."""
+    """Exponentially distributed delays with this mean."""
 
     mean_ns: int
 
@@ -225,7 +225,7 @@ class ExponentialDelay:
 
 @dataclass(frozen=True, slots=True)
 class LognormalDelay:
-    """The logarithm is normal: `median_ns` is the median, `sigma` the logarithm's standard deviation."""
+    """Delays whose logarithm is normally distributed, with the standard deviation `sigma`."""
 
     median_ns: int
     sigma: float
@@ -262,9 +262,15 @@ class EmpiricalDelay:
     def __post_init__(self) -> None:
         object.__setattr__(self, "cumulative_counts", tuple(accumulate(self.counts)))
         if not self.delays_ns or len(self.delays_ns) != len(self.counts) or min(self.counts, default=0) < 1:
-            raise InvalidOption("delay", "an empirical delay needs at least one sample, and a count above 0 for each")
+            raise InvalidOption(
+                "delay",
+                f"expected at least one sample, and a count above 0 for each, got {len(self.delays_ns)} samples "
+                f"with counts {self.counts[:_MAX_LISTED_SAMPLES]}",
+            )
         if list(self.delays_ns) != sorted(set(self.delays_ns)):
-            raise InvalidOption("delay", "the samples of an empirical delay must be ascending, each listed once")
+            raise InvalidOption(
+                "delay", f"expected ascending samples, each listed once, got {self.delays_ns[:_MAX_LISTED_SAMPLES]}"
+            )
         _require_not_negative(self.delays_ns[0])
 
     @classmethod
@@ -279,7 +285,7 @@ class EmpiricalDelay:
         counts: dict[int, int] = {}
         seen = 0
         for _, times in histogram.to_pairs():
-            # Half a count below the bucket's last: no rounding can push the rank into the next bucket.
+            # The rank is half a count below the bucket's last, so no rounding can move it into the next bucket.
             edge = histogram.quantile((seen + times - 0.5) / histogram.total)
             counts[edge] = counts.get(edge, 0) + times
             seen += times
@@ -309,8 +315,8 @@ class EmpiricalDelay:
 class TruncatedDelay:
     """A model without its delays above `limit_ns`: a sample above the limit is drawn again.
 
-    If fewer than half of the samples are within the limit, one draw is inverted at u · cdf(limit) instead, which has
-    the same distribution.
+    If fewer than half of the samples are within the limit, `sample` inverts the model's distribution function once, at
+    u · cdf(limit), which has the same distribution.
     """
 
     model: DelayModel
@@ -409,7 +415,7 @@ _PARSERS: dict[str, Callable[[str, str], DelayModel]] = {
 
 
 def parse_delay(text: str, field: str = "delay") -> DelayModel:
-    """`constant:2ms`, `uniform:1ms..5ms`, `exponential:1ms`, `lognormal:2ms,0.5`, `empirical:1ms,2ms,2ms,9ms`."""
+    """Parse `constant:2ms`, `uniform:1ms..5ms`, `exponential:1ms`, `lognormal:2ms,0.5` or `empirical:1ms,2ms,2ms`."""
     kind, colon, rest = text.partition(":")
     parse = _PARSERS.get(kind.strip())
     if parse is None or not colon:
@@ -425,7 +431,7 @@ _MASK = 2**64 - 1
 
 
 class SplitMix64:
-    """Vigna's SplitMix64. Spreads the timers of members; not for secrets."""
+    """Vigna's random number generator SplitMix64. It spreads the timers of members and is not for secrets."""
 
     __slots__ = ("_state",)
 

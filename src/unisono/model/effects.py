@@ -1,4 +1,4 @@
-"""What one step of a stack asks its driver to do, and the stored records that a restarted member begins with."""
+"""The effects of one step of a stack, which its driver carries out, and the records of a restarted member."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Write:
     """Records to append. With `replaces_all`, they replace everything stored so far.
 
     The driver must make every write durable, in order, before it sends any frame or reports any event that the
-    automaton produced together with the write or later. A write that `may_be_lost` in a crash only saves work.
+    automaton produced together with the write or later. A write that `may_be_lost` need not be durable: if a
+    crash loses it, the restarted member only has more work.
     """
 
     records: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""What a stack reports: deliveries, view changes, violations, notices, and the statistics of a running member."""
+"""The events of a stack: deliveries, view changes, violations, notices; and the statistics of a running member."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Grade(Enum):
 
 
 GRADES = ("early", "final", "both")
-"""The possible options: deliveries as the order produces them, only agreed ones, or each message in both grades."""
+"""The values of the option `grades`: deliveries as the order produces them, only agreed ones, or both for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class ViolationKind(StrEnum):
     BLOCKED = "blocked"
     """No majority of the group is reachable: nothing can be agreed on."""
     CANNOT_HOLD = "cannot_hold"
-    """No setting of a layer keeps the agreement."""
+    """A layer has no setting with which it can keep a service level agreement."""
     CLOCK = "clock"
     """A member's clock is off by more than Γ."""
     DEADLINE = "deadline"
@@ -184,7 +184,7 @@ class ViolationKind(StrEnum):
     LEADER_LOST = "leader_lost"
     """The leader no longer responds."""
     LOST = "lost"
-    """A layer gives up messages."""
+    """A layer has lost messages and does not wait for them any more."""
     MEMORY_LOST = "memory_lost"
     """A member restarted without its storage."""
     MULTICAST = "multicast"
@@ -259,7 +259,7 @@ class ClockViolation(Violation):
     """A member's clock is off by more than Γ (`ViolationKind.CLOCK`)."""
 
     off_ns: int = 0
-    """How far it is at least ahead of the local clock, or behind if negative; 0 if only the other member knows."""
+    """How far that clock is ahead of ours, at least; negative if behind, 0 if only the other member knows."""
 
     @classmethod
     def of(cls, peer: int, off_ns: int, gamma_ns: int, outcome: str) -> ClockViolation:
@@ -286,7 +286,7 @@ class Blocked(Violation):
 
 @dataclass(frozen=True, slots=True)
 class SlaViolation(Violation):
-    """A service level agreement was not kept in a window. `offered` says what is still possible, if that is known."""
+    """A service level agreement was not kept in a window. `offered` is the best that is still possible, if known."""
 
     sla: str = ""
     metric: str = ""
@@ -404,7 +404,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class QueueStep:
-    """A step of a message into the consumable queue (paper 004): received, or `queued`. For the trace only.
+    """A message was received, or `queued` in the consumable queue (paper 004). For the trace only.
 
     `number` counts the member's steps. The member had consumed `consumed` messages and was at `position` in the agreed
     order. `detail` is the target tail of a received message, or the insertion point of a queued one. `view` is the
@@ -452,7 +452,7 @@ class RemainingMessages:
 
 
 def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
-    """The rest of a batch, given its last deliveries."""
+    """The part of a batch that consists of its last `deliveries`."""
     delivered = batch.count - len(deliveries)
     return replace(
         batch,
@@ -466,13 +466,13 @@ def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a running member has measured about itself and its network."""
+    """Measurements of a running member about itself and its network."""
 
     sent: int
     delivered: int
     bound_ns: int
     delays: Histogram
-    """One-way delays of end-of-slot marks, as the clocks show them."""
+    """One-way delays of end-of-slot marks; they include the difference of the clocks."""
     lateness: Histogram
     """How late this member's timers fired."""
     gamma_ns: int | None
@@ -491,4 +491,4 @@ class Stats:
     gap_free: bool = True
     """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """What the parts of this member have counted, by "part.name", as "fec.recovered"; docs/monitoring.md lists them."""
+    """The counters of this member's parts, by "part.name" such as "fec.recovered"; docs/monitoring.md lists them."""

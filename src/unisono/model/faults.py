@@ -67,7 +67,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A member stops for good."""
+    """A member crashes; it runs again only if a `Restart` follows."""
 
     kind: ClassVar[str] = "crash"
     member: int
@@ -149,7 +149,7 @@ class LossModel:
 
 
 def _within_bound(fault: Loss, recent: deque[bool]) -> bool:
-    """Whether one more loss keeps the bound: the last of-1 datagrams and this one are `of` consecutive ones."""
+    """Whether the bound still holds if this datagram, too, is lost: it counts with the `of - 1` datagrams before it."""
     if fault.at_most is None or fault.of is None:
         return True
     start = len(recent) - (fault.of - 1)
@@ -157,7 +157,7 @@ def _within_bound(fault: Loss, recent: deque[bool]) -> bool:
 
 
 def max_lost(fault: Loss, consecutive: int) -> int:
-    """The largest number of a link's `consecutive` datagrams that this fault can lose."""
+    """The most datagrams of a link that this fault can lose among `consecutive` datagrams in a row."""
     if fault.probability <= 0:
         return 0
     if fault.at_most is None or fault.of is None:

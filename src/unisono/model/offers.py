@@ -1,4 +1,4 @@
-"""What a user asks of a group (`Ask`), and what an order offers for it (`Offer`).
+"""A user's requirements for a group (`Ask`), and the guarantees of an order for them (`Offer`).
 
 Each order and each layer calculates its offer in a function from Ask to Offer. The planner compares the offers.
 """
@@ -57,7 +57,8 @@ class Ask:
         if self.grades not in GRADES:
             raise InvalidOption("grades", f"expected one of {', '.join(GRADES)}, got {self.grades!r}")
         if min(self.loss_burst, self.failures, self.processing_ns) < 0:
-            raise InvalidOption("loss_burst, failures, processing", "expected values of at least 0")
+            found = f"{self.loss_burst}, {self.failures} and {self.processing_ns} ns"
+            raise InvalidOption("loss_burst, failures, processing", f"expected values of at least 0, got {found}")
         if self.failures >= self.members:
             raise InvalidOption(
                 "failures", f"expected fewer crashes than the group's {self.members} members, got {self.failures}"
@@ -95,7 +96,7 @@ class Offer:
     reliability: float
     """The probability that every correct member delivers a message, at the loss of the Ask."""
     reasons: tuple[str, ...] = field(default=())
-    """The arithmetic, after the reasons why the order is not feasible."""
+    """Why the order is not feasible, if it is not, and then the arithmetic."""
     redundancy: Redundancy | None = None
     """ρ, η and ω, if the order runs over reliable multicast."""
     broadcasts: float = 1.0
@@ -103,6 +104,6 @@ class Offer:
     by_priority: bool = False
     """Whether urgent messages overtake others in the agreed order. Such an order is chosen only if the Ask needs it."""
     outage_ns: int | None = 0
-    """By how much the bound is exceeded for each member that crashes; None if there is no bound then."""
+    """How much longer than the bound a message may take for each member that crashes; None if there is no limit."""
     final_latency_ns: int | None = None
     """With final deliveries, the approximate time from sending to the final delivery. This is not a bound."""

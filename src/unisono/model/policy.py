@@ -24,9 +24,9 @@ RHO_MAX = 254
 
 @dataclass(frozen=True, slots=True)
 class RelativeRequirement:
-    """A receiver's requirement: all others receive the message at most S later, with probability U (§3.1, B.1).
+    """With probability U, all others receive a message at most S later than this receiver (paper 002 §3.1, B.1).
 
-    `loss` and `delay` describe one send. The exact adaptive time-out is calculated from all four.
+    `success` is U, `within_ns` is S; `loss` and `delay` describe one send. The exact adaptive time-out needs all four.
     """
 
     success: float
@@ -52,9 +52,9 @@ class Redundancy:
     """A message is broadcast ρ+1 times, η apart. A receiver that misses the next copy for η+ω+ζ takes over.
 
     `adaptive` says how a receiver lengthens ω: "none"; "exact", by equations (9) to (11), which needs `relative`;
-    "heuristic", as in B.2; "counting", the heuristic for receivers that also broadcast nothing once they know of ρ+2
-    broadcasts. With `last_copy`, a process whose first copy is copy ρ broadcasts it once more unless another process
-    does (erratum 002-3). The default for `last_copy` is true with uniform delivery and false otherwise.
+    "heuristic", as in B.2; "counting", as "heuristic", but a receiver that knows of ρ+2 broadcasts makes none itself.
+    With `last_copy`, a process whose first copy is copy ρ broadcasts it once more unless another process does (erratum
+    002-3). The default for `last_copy` is true with uniform delivery and false otherwise.
     """
 
     rho: int
@@ -75,7 +75,9 @@ class Redundancy:
             raise InvalidOption("redundancy.adaptive", f"expected one of {', '.join(ADAPTIVE)}, got {self.adaptive!r}")
         if (self.relative is not None) != (self.adaptive == "exact"):
             raise InvalidOption(
-                "redundancy.relative", "expected U, S, loss and delay together with adaptive = 'exact', and only then"
+                "redundancy.relative",
+                f"expected a value with adaptive = 'exact', and none otherwise, got {self.relative!r} "
+                f"with adaptive = {self.adaptive!r}",
             )
 
     def longest_wait_ns(self) -> int:
@@ -90,7 +92,7 @@ class Redundancy:
         """How long after its first broadcast a message can still be in flight, if no copy takes longer than Δ.
 
         A process broadcasts each copy number at most once, so there are at most n(ρ+1) broadcasts. If none has happened
-        for the longest wait plus Δ, every copy has arrived and every timer has expired, so no other one follows.
+        for the longest wait plus Δ, every copy has arrived and every timer has expired, so no further one follows.
         """
         return members * (self.rho + 1) * (self.longest_wait_ns() + delta_ns) + delta_ns
 
@@ -189,7 +191,7 @@ SHARES_MAX = 256
 
 
 def check_fec(fec: tuple[int, int]) -> None:
-    """Raise InvalidOption unless forward error correction can repair a losses among any b consecutive datagrams."""
+    """Raise InvalidOption unless (a, b) is valid: FEC repairs `a` losses among any `b` consecutive datagrams."""
     numbers = isinstance(fec, tuple) and len(fec) == 2 and all(isinstance(number, int) for number in fec)
     if not numbers or not 0 < fec[0] < fec[1] <= SHARES_MAX:
         given = f"{fec[0]}/{fec[1]}" if numbers else repr(fec)
@@ -216,16 +218,17 @@ class Policy:
 
     `reliable` puts reliable multicast under the order, for a network that loses datagrams. Δ is then the time within
     which a multicast reaches all members with the required probability; a single datagram must not take longer either.
-    `rho_most` and `fec_most` limit how far adaptation may raise ρ and a; bandwidth is reserved up to there.
+    `rho_most` and `fec_most` are the limits up to which adaptation may raise ρ and a; the member reserves bandwidth for
+    them.
 
     `grades` selects the deliveries: "early" (as the order produces them), "final" (agreed by all members), or "both",
     each message once in each grade.
 
     `reservation` says whether the "sender" or each "receiver" of a flow reserves its bandwidth (§4.2; only in CBR).
     `probe_every_ns` is the interval at which each peer's clock is probed (0: never). `multicast` allows IP multicast.
-    `start_margin_ns` puts the first slot later than the paper's Smax, for start-ups slower than Δ. `multigroup` is the
-    topology and the other options of a quasi-genuine order. `rejoin` (over agreed views): an excluded member rejoins
-    by itself, as a new incarnation.
+    The first slot begins at least `start_margin_ns` after a member chooses it, even if the paper's Smax is earlier.
+    `multigroup` is the topology and the other options of a quasi-genuine order. `rejoin` (over agreed views): an
+    excluded member rejoins by itself, as a new incarnation.
     """
 
     group: str

@@ -37,7 +37,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one member's application sends once the group runs.
+    """The messages that one member's application sends once the group runs.
 
     `rate` is in messages per second (poisson, cbr). The kind "bursts" sends `burst` messages every `every_ns`.
     """
@@ -82,7 +82,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A member starts later than the run."""
+    """A member starts after the beginning of the run."""
 
     member: int
     at_ns: int
@@ -90,7 +90,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A member leaves the group in order."""
+    """A member leaves the group; it does not crash."""
 
     member: int
     at_ns: int
@@ -202,7 +202,7 @@ class Scenario:
         )
 
     def _has_clock_beyond_gamma(self) -> bool:
-        """Whether the given offsets violate Γ. Only then are clocks probed, because probes cost datagrams."""
+        """Whether the given offsets violate Γ. Only then do members probe clocks, because probes cost datagrams."""
         offsets = [0, *self.clocks.offsets_ns.values()]
         return max(offsets) - min(offsets) > self.timing.gamma_ns
 

@@ -1,4 +1,4 @@
-"""Service level agreements: the metrics that layers collect about each other, and what one layer promises another.
+"""Service level agreements: metrics that layers collect about each other, and promises of one layer to another.
 
 At every boundary between layers, both sides measure (paper 002 §2.4). The upper side is the consumer: it collects
 metrics of the provider's service (side `below`). The lower side is the provider: it collects metrics of the consumer's
@@ -69,7 +69,9 @@ METRICS: Mapping[str, MetricKind] = MappingProxyType(
         "jitter": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "change of the delay from one datagram to the next"),
         "loss": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "share of datagrams or frames that were lost"),
         "loss_burst": MetricKind(Unit.DATAGRAMS, Shape.SPREAD, Side.BELOW, "consecutive losses"),
-        "reordering": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "share that arrived after a later one"),
+        "reordering": MetricKind(
+            Unit.SHARE, Shape.SHARE, Side.BELOW, "share of datagrams that arrived after a later one"
+        ),
         "silence": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "longest time without a datagram from a peer"),
         "gamma": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "largest clock difference, measurement error included"),
         "rate": MetricKind(
@@ -153,7 +155,7 @@ class Sla:
             raise InvalidOption("probability", f"expected more than 0 and at most 1, got {self.probability:g}")
         if self.shape is Shape.SHARE and self.probability == 1:
             raise InvalidOption(
-                "probability", f"expected less than 1: for {self.metric} it is the certainty of a violation"
+                "probability", f"expected less than 1, got 1: for {self.metric} it is the certainty of a violation"
             )
         if self.bound < 0:
             raise InvalidOption("bound", f"expected a bound of at least 0, got {self.bound:g}")
@@ -196,7 +198,7 @@ class Hysteresis:
     raise_after: int = 1
     """Raise the settings after this many consecutive windows that need more."""
     lower_after: int = 8
-    """Lower the settings after this many consecutive windows that need less. Doubles each time that was too early."""
+    """Lower the settings after this many consecutive windows that need less; twice as many if that was too early."""
     margin: float = 0.5
     """Lower the settings only if the lower ones suffice even with losses and delays larger by this share."""
 
@@ -222,7 +224,7 @@ class SlaSet:
     """The settings that adaptation may change; none by default."""
     hysteresis: Hysteresis = Hysteresis()
     reliability: float = RELIABILITY
-    """The share of all multicasts within Δ, or of all frames, that adaptation keeps up."""
+    """Adaptation keeps at least this share of multicasts within Δ or, with forward error correction, of frames."""
     rho_most: int = RHO_MOST
     fec_most: int = FEC_MOST
     """The limits up to which adaptation may raise ρ and a."""
@@ -236,7 +238,7 @@ class SlaSet:
         return SlaError(self.source, nearest_line(self.lines, name), name, problem)
 
 
-_OF_BOTH: Final = {
+_COMMON_FIELDS: Final = {
     "text": "text",
     "member": "member",
     "slot": "slot",
@@ -245,8 +247,8 @@ _OF_BOTH: Final = {
     "window_ns": "window_ns",
     "id": "id",
 }
-"""Stored field name and attribute, for every verdict."""
-_OF_VIOLATIONS: Final = {
+"""Stored field name and attribute of every verdict."""
+_VIOLATION_FIELDS: Final = {
     "metric": "metric",
     "bound": "bound",
     "measured": "measured",
@@ -254,13 +256,13 @@ _OF_VIOLATIONS: Final = {
     "link": "link",
     "offered": "offered",
 }
-"""Stored field name and attribute, only for violations."""
+"""Stored field name and attribute that only violations have."""
 
 
 def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
-    """The fields to store."""
+    """The fields of a verdict, as they are stored."""
     violated = isinstance(verdict, SlaViolation)
-    names = _OF_BOTH | _OF_VIOLATIONS if violated else _OF_BOTH
+    names = _COMMON_FIELDS | _VIOLATION_FIELDS if violated else _COMMON_FIELDS
     stored = {name: getattr(verdict, attribute) for name, attribute in names.items()}
     return {"violated": violated, "kind": verdict.kind.value, **stored}
 
@@ -268,7 +270,7 @@ def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
 def verdict_of_fields(fields: Mapping[str, Any]) -> SlaVerdict:
     """Read a stored verdict. Early releases stored kinds with spaces ("system sla")."""
     token = str(fields["kind"]).replace(" ", "_")
-    names = _OF_BOTH | _OF_VIOLATIONS if fields["violated"] else _OF_BOTH
+    names = _COMMON_FIELDS | _VIOLATION_FIELDS if fields["violated"] else _COMMON_FIELDS
     values = {attribute: fields[name] for name, attribute in names.items()}
     if fields["violated"]:
         return SlaViolation(ViolationKind(token), **values)

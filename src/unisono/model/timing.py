@@ -1,9 +1,9 @@
 """Δ, Γ and Θ, the slots of length Θ, and small helpers for times (paper 000 §2.2, §5).
 
-Slots count from the Unix epoch (erratum 000-19): a slot is a number and a span of every clock. While the slot length
-stays as declared, slot = clock // Θ. A change at slot S, which begins at clock reading T, adds a segment with
+Slots count from the Unix epoch (erratum 000-19): each slot is an interval of every member's clock. While the slot
+length stays as declared, slot = clock // Θ. A change at slot S, which begins at clock reading T, adds a segment with
 slot = S + (clock - T) // Θ'. Slot numbers increase across the change and never repeat, so a message's position does not
-depend on when members learn of it.
+depend on when members learn of the change.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class SlotGrid:
         return replace(self, segments=(*self.segments, segment)[-SEGMENTS_MAX:], changes=self.changes + 1)
 
     def conflicts_with(self, other: SlotGrid) -> bool:
-        """Whether the two differ only in their last change: they are equal up to it, and agreed on different ones."""
+        """Whether the two schedules are equal up to their last change, and differ in that change."""
         if self.changes != other.changes or self.last_segment == other.last_segment or len(self.segments) < 2:
             return False
         return (
@@ -201,10 +201,10 @@ class SlotGrid:
     def prevails_over(self, other: SlotGrid, clock_ns: int) -> bool:
         """Whether this schedule wins when members with the two schedules meet: the one with more changes.
 
-        If the two conflict, the earlier change wins: its request comes first in the order, and the members that agreed
-        on the other one had not delivered it. After equally many unrelated changes, the schedule with the higher slot
-        numbers wins, so that no member has to wait for its numbers. If the numbers cross at just that moment, two
-        members may decide differently; then they compare again at the next message.
+        If the two conflict, the earlier change wins: its request comes first in the order, and the members with the
+        other schedule have not delivered that request. After equally many unrelated changes, the schedule with the
+        higher slot numbers wins, so that no member has to wait for its numbers. If the numbers cross at just that
+        moment, two members may decide differently; then they compare again at the next message.
         """
         if self.conflicts_with(other):
             return (self.last_segment.first_slot, self.last_segment.theta_ns) < (

@@ -41,7 +41,9 @@ class Topology:
         seen: dict[int, str] = {}
         for name, members in groups.items():
             if not name or not members:
-                raise InvalidOption("topology.groups", f"group {name!r} needs a name and at least one member")
+                raise InvalidOption(
+                    "topology.groups", f"expected a name and at least one member, got {name!r} with members {members}"
+                )
             for member in members:
                 checked_member(member)
                 if member in seen:
@@ -138,8 +140,8 @@ class Multigroup:
 
     `liveness` is "on_demand" (Algorithm 3: a group that needs a barrier requests it) or "periodic" (Algorithm 2: a
     group that has sent nothing for `barrier_threshold_ns` sends a barrier). `window_ns` is w(p), how long a message is
-    held before it is proposed, so that earlier ones can catch up; None measures it. `optimistic` delivers a message
-    early at the end of its window.
+    held before it is proposed, so that earlier ones can catch up; with None, members measure it. `optimistic` delivers
+    a message early at the end of its window.
     """
 
     topology: Topology

@@ -64,11 +64,15 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not 0 < self.avg < 1e12:
-            raise InvalidOption("rate.avg", f"expected a positive number of messages per second, got {self.avg}")
+            raise InvalidOption(
+                "rate.avg", f"expected a positive number of messages per second, below 1e12, got {self.avg}"
+            )
         if not 1 <= self.burst < 2**32:
-            raise InvalidOption("rate.burst", f"expected at least one message per slot, got {self.burst}")
+            raise InvalidOption("rate.burst", f"expected 1 to {2**32 - 1:,} messages per slot, got {self.burst}")
         if self.burst_bytes is not None and not 1 <= self.burst_bytes < 2**40:
-            raise InvalidOption("rate.burst_bytes", f"expected a positive number, got {self.burst_bytes}")
+            raise InvalidOption(
+                "rate.burst_bytes", f"expected 1 to {2**40 - 1:,} bytes per slot, got {self.burst_bytes}"
+            )
 
     def bytes_per_slot(self, max_message: int) -> int:
         """The payload bytes that one slot may carry."""
@@ -102,7 +106,7 @@ class BandwidthReservation:
 
 
 class Reserver(Protocol):
-    """Grants or refuses a sender's bandwidth reservation. A granted one replaces the previous one."""
+    """Grants or refuses a sender's bandwidth reservations. A granted reservation replaces the previous one."""
 
     def reserve(self, reservation: BandwidthReservation) -> None:
         """Grant the reservation, or raise ReservationRefused; then the old reservation stays in force."""

@@ -43,7 +43,7 @@ def silent() -> ScheduledSends:
 
 
 def scheduled_sends(workload: Workload, rng: RandomSource) -> ScheduledSends:
-    """The sends of a scenario's workload once the group runs. Scripts are excluded: their times are absolute."""
+    """The sends of a workload once the group runs; none for a script, whose times count from the start of the run."""
     sizes = (workload.size_low, workload.size_high)
     match workload.kind:
         case "cbr":

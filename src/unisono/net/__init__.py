@@ -1,4 +1,4 @@
-"""Layers between an order and the network. Each wraps or opens frames, and none knows of sockets.
+"""Layers between an order and the network. Each layer wraps or opens frames; none uses sockets.
 
 `layer.py` holds the contract that lets them compose.
 """

@@ -1,8 +1,8 @@
-"""Clock check: measures the difference between the members' clocks, reports Γ as measured, and finds wrong clocks.
+"""Clock check: measures the differences between the members' clocks and Γ as measured, and finds wrong clocks.
 
 Measuring: each member probes its peers in turn. The echo brings back four clock readings, which give the difference
-with an error of at most half the round-trip time. Of the last few samples of a peer, the one with the shortest round
-trip counts.
+with an error of at most half the round-trip time. Of a peer's last SAMPLES_KEPT samples, the one with the shortest
+round trip counts.
 
 A clock is wrong if it differs from ours by more than Γ. Two observations show that:
 - A datagram seems to arrive more than Γ before it was sent. A single one is proof, since none can arrive early.
@@ -28,16 +28,16 @@ from unisono.wire.control import Echo, Probe
 from unisono.wire.frame import Frame, Kind
 
 SAMPLES_KEPT = 8
-"""How many samples are kept of each peer."""
+"""How many samples of each peer this member keeps."""
 ROUND_TRIPS = 8
 """How many consecutive late round trips prove that a clock is wrong, and not only that a machine is busy."""
 QUIET_NS = 10 * NS_PER_S
-"""A wrong clock is reported again after it has not shown for this long."""
+"""A wrong clock is reported again only after it was not found wrong for this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkewSample:
-    """A peer's clock minus ours, and the largest possible error of that."""
+    """A peer's clock minus ours, and the largest possible error of this difference."""
 
     offset_ns: int
     error_ns: int
@@ -85,7 +85,7 @@ class ClockCheck:
         self._extra_probes: dict[int, int] = {}
         """When to probe a peer out of turn, by peer."""
         self._own_late_wakes: deque[tuple[int, int]] = deque()
-        """(time, delay) of this member's own late wakes, without those followed by a delay at least as long."""
+        """(time, delay) of this member's own late wakes. A later wake with a delay at least as long replaces it."""
         self._woken_at = 0
         self._wrong_clock_reports, self._late_reports = Throttle(QUIET_NS), Throttle()
         self.on_clock_difference: Callable[[int, ClockDifference], None] | None = None
@@ -94,7 +94,7 @@ class ClockCheck:
         """Returns when this member has to be woken next. The stack sets it."""
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """Pass the frame: the layer sends only frames of its own."""
+        """Pass the frame down unchanged: this layer wraps no frames."""
         self.down.append(frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
@@ -123,7 +123,7 @@ class ClockCheck:
     # -- wrong clocks ------------------------------------------------------------------------------------------
 
     def _check_round_trip(self, now: int, frame: Frame, sent: int, transit_ns: int, round_trip: int) -> None:
-        """Count a late round trip, report the peer's clock if there are enough, and probe again soon."""
+        """Count a late round trip, report the peer's clock after ROUND_TRIPS of them, and probe the peer again soon."""
         peer, late = frame.sender, self._late_round_trips.get(frame.sender)
         if transit_ns <= self._max_transit_ns:
             self._late_round_trips.pop(peer, None)
@@ -156,7 +156,7 @@ class ClockCheck:
             self._report(now, frame, -took_ns)
             return []
         if not self._policy.failures or self._policy.reliable is not None:
-            return []  # Orders without failures report late marks themselves; reliable multicast's copies may be late.
+            return []  # Orders without failures report late marks themselves; copies of reliable multicast may be late.
         self.record_own_lateness(now)
         took_ns -= self._own_lateness(frame.sent_ns - self._gamma_ns)
         if took_ns <= self._max_transit_ns or not self._late_reports.first_in_a_while(
@@ -183,7 +183,7 @@ class ClockCheck:
             late_wakes.popleft()
 
     def _own_lateness(self, since_ns: int) -> int:
-        """The longest delay of this member's own wakes since then."""
+        """The longest delay of this member's own wakes since that time."""
         return next((delay for at, delay in self._own_late_wakes if at > since_ns), 0)
 
     def _report(self, now: int, frame: Frame, difference_ns: int) -> None:
@@ -247,5 +247,5 @@ class ClockCheck:
         return high - low
 
     def counters(self) -> Mapping[str, int]:
-        """Nothing: the clock check reports differences and late marks as they occur."""
+        """The clock check has no counters: it reports differences and late marks as they occur."""
         return {}

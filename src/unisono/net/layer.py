@@ -1,9 +1,9 @@
-"""The contract of a layer, and what layers share.
+"""The contract of a layer, and code that several layers share.
 
 A layer sits between the order and the network. It receives frames from above and from below, together with the local
 clock reading, and appends its output to the lists `down` and `up`, which the stack empties. It knows nothing of
-sockets and reads no clock. Timers are a question (`wake_at`) and an input (`wake`): the driver sets one alarm for the
-whole stack.
+sockets and reads no clock. A layer says when it needs to be woken (`wake_at`) and is woken then (`wake`): the driver
+sets one alarm for the whole stack.
 
 `Service` is the base of the layers above reliable multicast, in net/services. `SequenceWindow` tells which messages of
 a sender have arrived. The contracts `Order` and `Observer` are here because the stack needs them together with `Layer`.
@@ -25,7 +25,7 @@ from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested
 
 WINDOW = 1 << 15
-"""How many numbers of one sender a SequenceWindow tracks from the first missing one on."""
+"""How many numbers of one sender a SequenceWindow tracks, counted from the first missing number."""
 
 
 class Timed(Protocol):
@@ -35,7 +35,7 @@ class Timed(Protocol):
         """Do what is due: the local clock has reached `now`."""
 
     def wake_at(self) -> int | None:
-        """The clock reading at which `wake` has something to do, or None."""
+        """The clock reading at which `wake` must be called, or None."""
 
 
 class Layer(Timed, Protocol):
@@ -59,12 +59,12 @@ class Layer(Timed, Protocol):
         """A frame has arrived from the layer below."""
 
     def counters(self) -> Mapping[str, int]:
-        """What the layer has counted so far, by name."""
+        """The layer's counters, by name."""
 
 
 @dataclass(slots=True)
 class LostMessages(Frame):
-    """A layer passes this up when messages are lost for good: `count` of them, up to the number `first_sequence`.
+    """A layer passes this up when `count` messages, the last of them numbered `first_sequence`, are lost for good.
 
     The stack turns it into a violation for the application; orders and layers never see it.
     """
@@ -102,14 +102,15 @@ class Service(ABC):
         room = policy.max_frame - HEADER_BYTES - cls.stamp_bytes_per_member * len(policy.view.members)
         if room < FRAME_MIN:
             missing = FRAME_MIN - room
-            text = f"the service {policy.order} needs {missing} more bytes per frame; raise it"
+            text = f"the service {policy.order} needs {missing} more bytes per frame; raise max_frame"
             raise InvalidOption("max_frame", text)
         return replace(policy, max_frame=room)
 
     def __init__(self, policy: Policy) -> None:
         if policy.reliable is None:
             raise InvalidOption(
-                "reliable", f"the service {policy.order} rests on reliable multicast, which needs ρ, η and ω"
+                "reliable",
+                f"the service {policy.order} needs reliable multicast; give reliable=Redundancy(...) with ρ, η and ω",
             )
         self.down: list[Frame] = []
         self.up: list[Frame] = []
@@ -138,10 +139,10 @@ class Service(ABC):
 
     @abstractmethod
     def wake_at(self) -> int | None:
-        """The clock reading at which `wake` has something to do, or None."""
+        """The clock reading at which `wake` must be called, or None."""
 
     def counters(self) -> Mapping[str, int]:
-        """What every service counts: frames that it did not use."""
+        """The number of frames that this service did not use."""
         return {"ignored": self.ignored.total()}
 
     def _send_numbered(self, now: int, frame: Frame, stamp: bytes = b"") -> None:
@@ -169,7 +170,7 @@ class Service(ABC):
         self._sequence += 1
 
     def _open(self, frame: Nested, stamp_bytes: int = 0) -> Frame | None:
-        """The wrapped frame behind a stamp of this size; None if it is invalid, which is counted."""
+        """The wrapped frame behind a stamp of this size. An invalid one is counted as ignored and gives None."""
         frame.start += stamp_bytes
         inner = self._door.open_nested(frame, frame.sender, frame.incarnation)
         if isinstance(inner, Refusal):
@@ -179,7 +180,7 @@ class Service(ABC):
 
 
 class SequenceWindow:
-    """Which messages of one sender, in one incarnation, have arrived: a contiguous range, and single numbers beyond it.
+    """The message numbers of one sender's incarnation that have arrived: a contiguous range, and numbers beyond it.
 
     A missing number counts as lost some time after a later number arrives (`add` sets the time), or when WINDOW later
     numbers have arrived.
@@ -223,7 +224,7 @@ class SequenceWindow:
         return holes[0][0] if holes else None
 
     def expire(self, now: int) -> list[int]:
-        """The numbers that are lost by now; of a range longer than WINDOW, only the end."""
+        """Return the numbers that are lost by now; of a range longer than WINDOW, only the last WINDOW."""
         lost: list[int] = []
         while (due := self.next_loss_at()) is not None and due <= now:
             lost += self._mark_lost_before(self._holes.popleft()[1])
@@ -268,7 +269,7 @@ class Order(Timed, Protocol):
         """app-mcast: accept as many of the messages, from the first on, as the declared rate allows now."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """net-receive: a frame has arrived from the layer below, or from the network."""
 
     def change_rate(self, now: int, rate: Rate) -> None:
         """new-rate: renegotiate this member's rate. On ReservationRefused the old rate stays in force."""

@@ -2,7 +2,7 @@
 
 The optimistic state is an overlay: it holds the objects written by commands that were delivered early and not yet
 finally. A rollback of an object removes it from the overlay, whatever its size. After a mistake, the remaining queued
-commands run again on the affected objects. Objects that share no queued command with them are not touched.
+commands run again on the affected objects. Objects that share no queued command with these stay as they are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Replica:
     """One member's copy of the state."""
 
     def __init__(self, machine: StateMachine, *, two_grades: bool = True) -> None:
-        """`two_grades`: a final command without an early delivery is a mistake. The first early command sets it too."""
+        """With `two_grades`, a final command that was not early is a mistake. The first early command also sets it."""
         self.mistakes = MistakeCounts()
         self.executed = 0
         """The number of commands in the conservative state."""
@@ -88,7 +88,7 @@ class Replica:
         return len(self._queued)
 
     def open_on(self, key: Key) -> int:
-        """The number of commands on this object delivered early and not yet finally."""
+        """The number of commands on this object that were delivered early and not yet finally."""
         return len(self._queues.get(key, ()))
 
     # -- the two grades --------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Replica:
             self._queues[key].remove(queued)
 
     def _drop_overlay_if_final(self, key: Key) -> None:
-        """Drop an object from the overlay when no command is queued between its two states."""
+        """Drop an object from the overlay if no command on it is queued."""
         if not self._queues[key]:
             del self._queues[key]
             self._overlay.pop(key, None)

@@ -1,8 +1,9 @@
-"""A replica on a group: the group orders the commands, and every member runs them on its copy.
+"""A replica on a group: the group orders the commands, and every member runs them on its copy of the state.
 
 Early deliveries run on the optimistic state, final ones on the conservative state (paper 003 §3.2). A group with one
-grade delivers only final commands. A newcomer requests the state with an ordered message: one member takes a snapshot
-at the position of the request and sends it in order, too. Until it arrives, the newcomer holds final commands back.
+grade delivers only final commands. A newcomer requests the state with an ordered message. One member takes a snapshot
+at the position of the request and sends it in ordered messages, too. Until the snapshot has arrived, the newcomer holds
+final commands back.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class Replicated:
         on_event: Callable[[GroupEvent], None] | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        """`on_event` receives the group's other events; from now on only this object may iterate over the group.
+        """`on_event` receives all events but deliveries. From now on, only this object may iterate over the group.
 
         `part_bytes` plus 19 bytes must fit into one message of the group.
         """
         stats = group.stats()
         if not stats.gap_free:
-            raise InvalidOption("grades", 'this order has gaps, so states would differ; join with grades="both"')
+            raise InvalidOption(
+                "grades", 'deliveries of this group may have gaps, so states would differ; join with grades="both"'
+            )
         orders = {*orders_with("numbers_finals"), *orders_with("starts_together")}
         if stats.order not in orders:
             raise InvalidOption("order", f"expected one of {', '.join(sorted(orders))}, got {stats.order!r}")
@@ -67,11 +70,11 @@ class Replicated:
         self._task: asyncio.Task[None] | None = None
         self._background_tasks: dict[asyncio.Task[None], None] = {}
         self._has_final = self._complete = False
-        """Whether a final message was delivered here, and whether the state includes everything before it."""
+        """Whether a final message was delivered here, and whether the state includes all commands before it."""
         self._last_request = self._ordered_request = 0
         """The tokens of the last state request sent, and of the last one delivered in the order."""
         self._held_back: list[tuple[MessageName, int, bytes]] = []
-        """Final commands after that request: (message, token, command)."""
+        """Final commands after the ordered request: (message, token, command)."""
         self._parts: dict[int, bytes] = {}
 
     # -- the user ----------------------------------------------------------------------------------------------
@@ -81,8 +84,8 @@ class Replicated:
     ) -> Any:
         """Send a command and wait until it has run here. Returns the result of the machine's `apply`.
 
-        With `grade=Grade.EARLY`, it returns when the command has run on the optimistic state: sooner, but the result
-        may be corrected later. In a group with one grade there is no difference. An exception of the machine's
+        With `grade=Grade.EARLY`, it returns when the command has run on the optimistic state. That is sooner, but the
+        result may be corrected later. In a group with one grade there is no difference. An exception of the machine's
         `touches` is raised here before anything is sent: a command that cannot run would stop every member's replica.
         """
         self._raise_if_closed()
@@ -122,7 +125,7 @@ class Replicated:
         self._raise_if_closed()
 
     async def wait_until_final(self) -> None:
-        """Wait until no command is only early, and the state is complete."""
+        """Wait until all early commands are final, and the state is complete."""
         while self.replica.pending or not self.is_complete:
             await self.wait_for_change()
 
@@ -140,7 +143,7 @@ class Replicated:
             self._changed.set()
             for _, done in self._pending_results.values():
                 if not done.done():
-                    done.set_exception(GroupClosed("the group was left before this command ran"))
+                    done.set_exception(GroupClosed("this member left the group before the command ran"))
 
     def _on_batch(self, batch: Batch) -> None:
         final = batch.grade is not Grade.EARLY
@@ -179,7 +182,7 @@ class Replicated:
     # -- state transfer ------------------------------------------------------------------------------------------
 
     def _request_state(self) -> None:
-        """Request the state, and again until it arrives. The token of each request selects another provider."""
+        """Request the state repeatedly until it arrives. The token of each request selects the member to send it."""
         self._spawn(self._request_until_complete())
 
     async def _request_until_complete(self) -> None:
@@ -235,7 +238,7 @@ class Replicated:
         if self._task.done():
             if not self._task.cancelled() and (error := self._task.exception()) is not None:
                 raise error
-            raise GroupClosed("the group was left")
+            raise GroupClosed("this member has left the group")
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.get_running_loop().create_task(self._run())

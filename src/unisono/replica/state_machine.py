@@ -1,8 +1,8 @@
-"""The interface that a user implements: the objects that a command touches, and its effect on them.
+"""The interface of a state machine, which a user implements: the objects that a command uses, and its effect on them.
 
 `apply` must be deterministic: the same command on the same objects gives the same objects at every member, every time
-it runs. Objects are immutable values: a command replaces an object and never modifies one that it read. Therefore a
-rollback only drops objects.
+it runs. Objects are immutable values: a command replaces an object and never modifies one that it has read. So a
+rollback only has to drop objects.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class StateMachine(Protocol):
     def touches(self, command: bytes) -> Sequence[Key]:
         """obj(C): every object that the command may read or write, known before it runs.
 
-        Raises ValueError if the bytes are not a command; they are not sent then.
+        Raises ValueError if the bytes are not a command; `execute` does not send them then.
         """
 
     def apply(self, view: ObjectView, command: bytes) -> Any:
         """Run the command. The result goes to the local caller of `execute` and is not replicated."""
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """Encode all objects, for a newcomer."""
+        """Encode all objects, to transfer them to a newcomer."""
 
     def load(self, data: bytes) -> dict[Key, Any]:
         """Decode the objects of a dump; raises ValueError if it is malformed."""

@@ -1,8 +1,8 @@
 """Ready-made state machines with commands as bytes: a dict, a set, a counter and a log.
 
 Each key of a dict and each element of a set is its own object, so a mistake on one of them does not affect the others.
-A counter is one object. A log is one object, too: a linked list from the last entry back, so an append costs the same
-at any length, and a rollback drops the last links.
+A counter is one object. A log is one object, too: a linked list from the last entry to the first. An append costs the
+same at any length, and a rollback drops the last links.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def unpack(data: bytes) -> list[bytes]:
 
 
 def _parsed(command: bytes, forms: dict[bytes, int], made_by: str) -> list[bytes]:
-    """The parts of a command. `forms` gives the number of parts by first part; raises ValueError for other commands."""
+    """The parts of a command. `forms` maps first parts to numbers of parts; raises ValueError for other commands."""
     try:
         parts = unpack(command)
     except ValueError:
@@ -50,7 +50,7 @@ def _parsed(command: bytes, forms: dict[bytes, int], made_by: str) -> list[bytes
 
 
 class Dict:
-    """bytes -> bytes."""
+    """A dictionary from bytes to bytes."""
 
     @staticmethod
     def put(key: bytes, value: bytes) -> bytes:
@@ -68,7 +68,7 @@ class Dict:
         return pack(_SWAP, key, expected, value)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The key; raises ValueError if the bytes are not a command."""
+        """The key of the command; raises ValueError if the bytes are not a command."""
         return (_parsed(command, {_PUT: 3, _REMOVE: 2, _SWAP: 4}, "Dict.put, Dict.drop or Dict.swap")[1],)
 
     def apply(self, view: ObjectView, command: bytes) -> Any:
@@ -108,7 +108,7 @@ class Set:
         return pack(_REMOVE, element)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The element; raises ValueError if the bytes are not a command."""
+        """The element of the command; raises ValueError if the bytes are not a command."""
         return (_parsed(command, {_PUT: 2, _REMOVE: 2}, "Set.add or Set.discard")[1],)
 
     def apply(self, view: ObjectView, command: bytes) -> bool:
@@ -119,7 +119,7 @@ class Set:
         return existed != (action == _PUT)
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """The elements."""
+        """Encode the elements."""
         return pack(*sorted(state))  # type: ignore[type-var, arg-type]
 
     def load(self, data: bytes) -> dict[Key, Any]:
@@ -184,7 +184,7 @@ class Log:
         return found[::-1]
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """The entries."""
+        """Encode the entries."""
         return pack(*self.entries(state.get(self.KEY)))
 
     def load(self, data: bytes) -> dict[Key, Any]:

@@ -1,8 +1,8 @@
-"""Sockets and wall clocks: where a stack meets the machine.
+"""Connects a stack to the machine: sockets, clocks, timers, files and asyncio.
 
 - `timers`: the local clock, which never steps back, and a precise alarm
 - `sockets`, `transport`: UDP by multicast or unicast, many datagrams per system call
-- `fault_injection`: loses and duplicates received datagrams on purpose
+- `fault_injection`: loses and duplicates received datagrams, for tests
 - `storage`: the file of a durable order
 - `driver`: runs one stack under asyncio
 - `peers`, `discovery`: where the other members are

@@ -1,8 +1,9 @@
 """Finding the other members, by IP multicast beacons or by a DNS name.
 
-This replaces the group manager of paper 002 §4.2 by a protocol without a registry that can fail. `agreement.gathering`
-is the protocol of the beacons; this module has its sockets and timers. A member that has found the others answers
-beacons as long as its group is open, so a restarted member can learn the table of addresses from any running member.
+Paper 002 §4.2 has a group manager, a registry that can fail. A protocol between the members replaces it here.
+`agreement.gathering` is the protocol of the beacons; this module has its sockets and timers. A member that has found
+the others answers beacons as long as its group is open, so a restarted member can learn the table of addresses from any
+running member.
 """
 
 from __future__ import annotations
@@ -43,24 +44,22 @@ class BeaconDiscovery:
 
     def __post_init__(self) -> None:
         if not 1 <= self.member_count <= APPLICANTS_MAX:
-            raise InvalidOption(
-                "members", f"1 to {APPLICANTS_MAX} members can find each other, not {self.member_count}"
-            )
+            raise InvalidOption("members", f"expected 1 to {APPLICANTS_MAX} members, got {self.member_count}")
         if not 0 <= self.requested_member <= self.member_count:
             raise InvalidOption(
-                "member", f"a number from 1 to {self.member_count} is needed, not {self.requested_member}"
+                "member", f"expected a number from 1 to {self.member_count}, got {self.requested_member}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class DnsDiscovery:
-    """The members are at the addresses of a DNS name, all at one port, numbered in the addresses' order."""
+    """The members have the addresses of a DNS name, and one port. Ascending addresses have ascending numbers."""
 
     group: str
     name: str
     port: int
     member_count: int = 0
-    """How many addresses the name must have; 0: any number."""
+    """How many addresses the name must have; 0 allows any number."""
     requested_member: int = 0
 
 
@@ -90,7 +89,7 @@ async def discover(search: BeaconDiscovery | DnsDiscovery, incarnation: int, tim
 
 
 def table_salt(addresses: dict[int, HostPort]) -> str:
-    """A short text that differs between tables of addresses."""
+    """A short text that is different for each table of addresses."""
     return f"#{group_key(repr(sorted(addresses.items()))):08x}"
 
 
@@ -143,7 +142,7 @@ def _discovered_group(
         addresses = {number: (applicant.host, applicant.port) for number, applicant in table.items()}
         member = next(number for number, applicant in table.items() if applicant == gathering.me)
         return DiscoveredGroup(addresses, member, bound_socket, table_salt(addresses), responder)
-    # The group runs already. A restarted member takes the place that the others still reserve for it.
+    # The group runs already. A restarted member takes its former number and address.
     table = assign_numbers(gathering.table_without_me or ())
     addresses = {number: (applicant.host, applicant.port) for number, applicant in table.items()}
     if search.requested_member not in addresses:
@@ -192,7 +191,7 @@ class BeaconResponder:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                break  # the error of an earlier send; the next beacon follows soon
+                break  # an earlier send failed; the next beacon follows soon
             beacon = decode_beacon(data)
             if beacon is not None:
                 self._gathering.on_beacon(time.monotonic_ns(), beacon)
@@ -215,7 +214,7 @@ class BeaconResponder:
             try:
                 self._sender.sendto(encode_beacon(beacon), self._beacon_address)
             except OSError:
-                break  # no route or no room at the moment; beacons repeat
+                break  # no route or no room at the moment; a later beacon says the same
 
     def close(self) -> None:
         """Stop answering beacons."""
@@ -244,7 +243,7 @@ async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Reso
     while True:
         try:
             hosts = sorted(set(await resolver(search.name, search.port)), key=ipaddress.ip_address)
-            problem = f"{search.name} has {len(hosts)} addresses, {search.member_count} are needed: {', '.join(hosts)}"
+            problem = f"{search.name} has {len(hosts)} addresses, expected {search.member_count}: {', '.join(hosts)}"
         except OSError as error:
             hosts, problem = [], f"{search.name} cannot be resolved ({error})"
         if hosts and search.member_count in {0, len(hosts)}:
@@ -263,7 +262,7 @@ def _bind_own_address(search: DnsDiscovery, addresses: dict[int, HostPort]) -> t
         if search.requested_member not in addresses:
             raise InvalidOption(
                 "member",
-                f"{search.name} has {len(addresses)} addresses, so there is no member {search.requested_member}",
+                f"expected 1 to {len(addresses)}, one for each address of {search.name}, got {search.requested_member}",
             )
         return search.requested_member, open_bound_socket(socket.AF_INET, addresses[search.requested_member])
     problems = []

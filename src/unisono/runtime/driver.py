@@ -5,7 +5,7 @@ The driver makes no protocol decision. It has three duties of its own:
 - It reads all datagrams that have arrived before it fires a timer (erratum 000-22).
 - It limits the application's event queue. If the application does not keep up, the driver stops reading the socket and
   sending end-of-slot marks. Without failures this slows the whole group down and loses nothing. With failures the
-  other members go on without this one.
+  other members continue without this one.
 - It records the trace.
 
 Sending: `submit` queues messages by priority until the stack accepts them. Receiving: `_on_datagrams` gives datagrams
@@ -82,7 +82,7 @@ class Driver:
         queue_bytes: int = 256 * 1024 * 1024,
         deadline_ns: int | None = None,
     ) -> None:
-        """The driver calls `on_metrics` with the rows of each interval of `qos_observer`; it must not block."""
+        """The driver calls `on_metrics` with the metric rows of each interval; this function must not block."""
         self.stack = stack
         self.transport = transport
         self.clock = clock
@@ -128,7 +128,7 @@ class Driver:
     def _on_datagrams(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         try:
             self.stack.receive_segments(self.clock.now(), data, start, end, segment, multicast=multicast)
-        except Exception as error:  # noqa: BLE001 - a defect of ours must end this group loudly, not the event loop
+        except Exception as error:  # noqa: BLE001 - a defect must close this group with an error, not end the event loop
             self._fail(error)
 
     def _on_alarm(self) -> None:
@@ -185,7 +185,7 @@ class Driver:
         if self.left is not None:
             self._changed.set()  # `leave` waits until the last datagrams are out
             if not self._leaving and self.transport.writable():
-                self.close()  # the group excluded this member; the reason is in the queue, which can still be read
+                self.close()  # the group excluded this member; the application can still read the reason from the queue
 
     def _carry_out_step(self) -> None:
         effects = self.stack.step()
@@ -241,7 +241,7 @@ class Driver:
     # -- to and from the application -------------------------------------------------------------------------
 
     async def submit(self, messages: Sequence[bytes], priority: int = 0, groups: tuple[str, ...] | None = None) -> None:
-        """Submit messages; return when the stack has accepted all of them: back-pressure, never loss.
+        """Submit messages; wait until the stack has accepted all of them (back-pressure).
 
         Waiting messages of higher priority are submitted first.
         """
@@ -356,7 +356,7 @@ class Driver:
         self._changed.set()
 
     def counters(self) -> dict[str, int]:
-        """What the stack, the storage and the transport have counted, by "part.name"."""
+        """The counters of the stack, the storage and the transport, by "part.name"."""
         found = self.stack.counters()
         found |= {f"transport.{name}": count for name, count in self.transport.counters().items()}
         if self._storage is not None:
@@ -422,7 +422,7 @@ class Driver:
         return self._deadline_ns is not None and bound_ns > self._deadline_ns
 
     def announce_verdicts(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
-        """Announce verdicts on the whole group, and the settings it needs, to all members at one place in the order."""
+        """Announce verdicts on the whole group, and the settings it needs, to all members at one point of the order."""
         self.raise_if_closed()
         if self.qos_observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
@@ -449,7 +449,7 @@ class Driver:
             await self.wait_for_change()
 
     def leave(self) -> None:
-        """Leave the group in order; `left` is set when this is done. The application need not consume any more."""
+        """Start to leave the group; `left` is set when this is done. The application need not consume any more."""
         if self._closed:
             return
         self._leaving = True
@@ -460,7 +460,7 @@ class Driver:
         self._flush()
 
     def close(self) -> None:
-        """Stop at once; waiting submissions fail."""
+        """Stop at once. Callers that wait for a submission get an error."""
         if self._closed:
             return
         self._closed = True
@@ -478,7 +478,7 @@ class Driver:
                 done.set_exception(
                     self._failure_error() or GroupClosed("this member left the group before the slot length changed")
                 )
-                done.exception()  # marked as retrieved: the caller need not await it
+                done.exception()  # so that asyncio does not warn if the caller never awaits the future
         self._slot_change_waiters.clear()
         self._changed.set()
 
@@ -511,7 +511,7 @@ class Driver:
             raise error
 
     def raise_if_closed(self) -> None:
-        """Raise if this member can send no more."""
+        """Raise an error if this member can send no more."""
         self.raise_if_failed()
         if self._closed or self.left is not None:
             raise GroupClosed("this member has left the group")
@@ -532,14 +532,14 @@ class Submission:
     accepted_count: int = 0
     """How many of them, from the first on, the stack has accepted."""
     groups: tuple[str, ...] | None = None
-    """The destinations, where there are several groups."""
+    """The destination groups, if the group has a topology."""
 
 
 class Submissions:
     """Messages that the stack has not accepted yet: one queue per priority, first come first served in each.
 
     In every order but the priority orders, this is the only place where a priority counts: waiting messages of higher
-    priority go first. Accepted messages are ordered as if they had none. Messages of a low priority wait as long as
+    priority go first. Accepted messages are ordered as if they had no priority. Messages of a low priority wait while
     those of higher priorities fill this member's slots.
     """
 
@@ -550,10 +550,10 @@ class Submissions:
         self._levels: list[int] = []
         """The priorities of the queues, ascending."""
         self.first: Submission | None = None
-        """The submission whose turn it is."""
+        """The next submission: the oldest of the highest priority."""
 
     def put(self, submission: Submission) -> bool:
-        """Add a submission; return whether it is its turn at once."""
+        """Add a submission; return whether it is the first one."""
         queue = self._queues.get(submission.priority)
         if queue is None:
             queue = self._queues[submission.priority] = deque()

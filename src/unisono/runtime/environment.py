@@ -1,4 +1,4 @@
-"""The surroundings of a member: clock, transport, alarm, discovery. `join` takes them from `current_environment`.
+"""A member's environment: its clock, transport, alarm and discovery. `join` uses `current_environment`.
 
 The default is the real machine: UDP sockets, the system's clocks, a timerfd. `unisono.testing` supplies a network in
 memory instead, and runs the same driver, stack and `Group` on it.
@@ -42,11 +42,11 @@ class Transport(Protocol):
 
     @property
     def multicast_error(self) -> str | None:
-        """Why multicast was requested and is not available."""
+        """Why multicast does not work, if it was requested."""
 
     @property
     def receive_buffer_granted(self) -> int:
-        """How many bytes of arrived datagrams it keeps until they are read."""
+        """How many bytes of arrived datagrams the buffer can hold."""
 
     def attach(
         self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
@@ -94,7 +94,7 @@ class MemberAlarm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """What a member's transport is opened with."""
+    """The options of a member's transport."""
 
     member: int
     addresses: Mapping[int, tuple[str, int]]
@@ -159,7 +159,7 @@ class UdpEnvironment:
         return Alarm(asyncio.get_running_loop(), clock, callback)
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
-        """A real member is stopped by killing its process."""
+        """Do nothing: to stop a real member, kill its process."""
 
 
 _UDP = UdpEnvironment()

@@ -1,4 +1,4 @@
-"""Faults on purpose: one member loses, duplicates or is cut off from received datagrams, and its clock is wrong.
+"""Injects faults into one member: it loses or duplicates received datagrams, is partitioned, or has a wrong clock.
 
 The injection sits between the sockets and the stack, which cannot tell it from a bad network. Losses follow the same
 model as in the simulator (`model.faults`), with a seed per member.
@@ -16,7 +16,7 @@ from unisono.wire.frame import sender_of
 
 
 class FaultInjection:
-    """Injects the faults of one member; ignores faults that do not happen to datagrams."""
+    """Injects the losses, duplications and partitions of one member; ignores other faults."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FaultInjection:
         self._started_ns: int | None = None
 
     def start_run(self, started_ns: int | None = None) -> None:
-        """Set the beginning of the run, by default now. Before this call every time counts as the beginning."""
+        """Set the beginning of the run, by default now. Until this call, faults act as at the beginning of the run."""
         self._started_ns = self._time_ns() if started_ns is None else started_ns
 
     def wrap(self, receive: ReceiveCallback) -> ReceiveCallback:

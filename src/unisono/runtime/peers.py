@@ -38,7 +38,7 @@ def group_location(
     beacon: str | None = None,
     interface: str | None = None,
 ) -> GroupLocation:
-    """Where the members are, from the arguments of `join`; raises InvalidOption if an argument is missing."""
+    """Where the members are, from the arguments of `join`; raises InvalidOption if the arguments do not say it."""
     salt = ""
     if group.startswith(SCHEME):
         if peers is not None:
@@ -52,7 +52,9 @@ def group_location(
     if peers is not None:
         return GroupLocation(group, *_location_of_peers(member, peers), salt)
     if members is None:
-        raise InvalidOption("members", "give the number of members, or all members' addresses (peers=…)")
+        raise InvalidOption(
+            "members", "expected the number of members, or all members' addresses (peers=…), got neither"
+        )
     at = BEACON_DEFAULT if beacon is None else parse_address("beacon", beacon)
     search = BeaconDiscovery(group, members, member or 0, at, interface)
     return GroupLocation(group, member or 1, _placeholder_addresses(members), salt, search)
@@ -63,9 +65,11 @@ def _location_of_peers(
 ) -> tuple[int, dict[int, tuple[str, int]]]:
     addresses = {number: parse_address(f"peers[{number}]", peer) for number, peer in peers.items()}
     if member is None:
-        raise InvalidOption("member", f"say which of the peers {sorted(addresses)} this process is")
+        raise InvalidOption("member", f"expected this process's number among the peers {sorted(addresses)}, got None")
     if member not in addresses:
-        raise InvalidOption("peers", f"member {member} itself must be among the peers {sorted(addresses)}")
+        raise InvalidOption(
+            "peers", f"expected member {member}, this process, among the peers, got only {sorted(addresses)}"
+        )
     owners: dict[tuple[str, int], int] = {}
     for number, address in addresses.items():
         if owners.setdefault(address, number) != number:
@@ -77,11 +81,13 @@ def _location_of_peers(
 
 def _location_by_dns(group: str, member: int | None, peers: str, members: int | None) -> GroupLocation:
     if not peers.startswith(DNS_PREFIX):
-        raise InvalidOption("peers", f"addresses by member number, or 'dns:NAME:PORT', are needed, not {peers!r}")
+        raise InvalidOption("peers", f"expected addresses by member number, or 'dns:NAME:PORT', got {peers!r}")
     name, port = parse_address("peers", peers.removeprefix(DNS_PREFIX))
     if members is None:
         # A group needs a fixed size, and the name may not have all its addresses yet.
-        raise InvalidOption("members", f"say how many members there are, that is, how many addresses {name} must have")
+        raise InvalidOption(
+            "members", f"expected the number of members, which is the number of addresses of {name}, got None"
+        )
     search = DnsDiscovery(group, name, port, members, member or 0)
     return GroupLocation(group, member or 1, _placeholder_addresses(max(1, members)), "", search)
 

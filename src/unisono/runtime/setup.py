@@ -40,21 +40,21 @@ Discover: TypeAlias = Callable[[BeaconDiscovery | DnsDiscovery, int, float], Awa
 
 
 def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
-    """The agreements themselves, or those in the file at this path."""
+    """The given agreements, or those in the file at this path; None without either."""
     if source is None or isinstance(source, SlaSet):
         return source
     try:
         text = Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise SlaError(os.fspath(source), line, "(encoding)", "this file is not UTF-8 text") from error
+        raise SlaError(os.fspath(source), line, "(encoding)", "expected UTF-8 text; save the file as UTF-8") from error
     return parse_slas(text, os.fspath(source))
 
 
 def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
     host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidOption(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
+        raise InvalidOption(field, f"expected an address such as '127.0.0.1:9001', got {value!r}")
     return host.strip("[]"), int(port)
 
 
@@ -63,7 +63,7 @@ def choose_timing(
 ) -> Timing:
     """Δ, Γ and the slot length: `slot`, or else the longest that keeps the deadline.
 
-    `skews_ns` is Γ and the part that clocks have in the latency bound: Γ, or 2Γ with failures.
+    `skews_ns` is Γ, and what clock differences add to the latency bound: Γ, or 2Γ with failures.
     """
     gamma_ns, skew_ns = skews_ns
     if slot is not None or deadline is None or order not in {"auto", "vbr"}:
@@ -113,7 +113,7 @@ class Setup:
     """How to find the members, if their addresses are not known yet."""
 
     async def with_discovered_members(self, discover: Discover) -> tuple[Setup, DiscoveredGroup | None]:
-        """The setup with the members' addresses, after they have been found if necessary."""
+        """Find the members' addresses if they are not known. Return the setup with them, and the group found."""
         if self.search is None:
             return self, None
         found = await discover(self.search, self.incarnation, self.timeout_s)
@@ -128,7 +128,7 @@ class Setup:
         return GroupReference(self.group, peers, self.salt).text()
 
     def qos_observer(self, stack: Stack) -> QosObserver | None:
-        """The observer of the stack; None without metrics and agreements."""
+        """The observer that collects metrics and checks agreements; None if neither is requested."""
         if self.slas is None and self.monitor is False:
             return None
         return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_differences, self.slas, stack)
@@ -146,7 +146,9 @@ class Setup:
     def check(self) -> None:
         """Raise an error for options that cannot work, before a socket is opened."""
         if self.storage is not None and not needs_storage(self.order, self.grades):
-            text = f"the order {self.order} uses no stable storage; only the order consensus and final deliveries do"
+            text = (
+                f"the order {self.order} uses no stable storage; only consensus, quasi_genuine and final deliveries do"
+            )
             raise InvalidOption("storage", text)
         deadline_ns = self.deadline_ns
         check_fsync(self.fsync)
@@ -165,21 +167,19 @@ class Setup:
             )
 
     def _check_pull_options(self) -> None:
-        """Check the options that only orders with pulled messages have, and those that they do not have."""
+        """Check the options that depend on whether the application pulls its messages."""
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
             text = f"the order {self.order} has no state transfer; use {' or '.join(orders_with('pulled'))}"
             raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
-            raise InvalidOption(
-                "state", f"an object with give_state() and take_state(state) is needed, not {self.state!r}"
-            )
+            raise InvalidOption("state", f"expected an object with snapshot() and restore(state), got {self.state!r}")
         if self.deadline_ns is not None and pulled:
-            text = "the priority order cannot promise a deadline, because its consumers set the pace"
+            text = "the priority orders cannot promise a deadline, because consumers set the pace; leave out deadline"
             raise InvalidOption("deadline", text)
         if pulled and self.rejoin and self.recorder is not None and self.recorder.new_incarnation is None:
             text = (
-                "a member that rejoins has a new incarnation: give a recorder with `new_incarnation`, or rejoin=False"
+                "a member that rejoins has a new incarnation; give a recorder with `new_incarnation`, or rejoin=False"
             )
             raise InvalidOption("recorder", text)
 

@@ -38,7 +38,7 @@ LookupAnswers = Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The numeric address of every member, all of one family: sending to a name would look it up every time."""
+    """The numeric address of every member, all of one family. Sending to a name would resolve it for each datagram."""
 
     family: socket.AddressFamily
     by_member: Mapping[int, Address]
@@ -50,7 +50,7 @@ def resolve_all(hosts: Mapping[int, tuple[str, int]]) -> Addresses:
 
 
 async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -> Addresses:
-    """Resolve all host names at once without blocking the event loop; the error names a member without an answer."""
+    """Resolve all host names at once without blocking the event loop; an error names the member."""
     loop = asyncio.get_running_loop()
     lookups = {
         member: asyncio.ensure_future(loop.getaddrinfo(*host, type=socket.SOCK_DGRAM)) for member, host in hosts.items()
@@ -73,7 +73,7 @@ async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: flo
 
 
 def resolve_host(host: tuple[str, int], owner: str, flags: int = 0) -> LookupAnswers:
-    """Resolve a host name; `owner` says in an error whose name it is."""
+    """Resolve a host name. An error says that it is the name of `owner`."""
     try:
         return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:
@@ -149,7 +149,7 @@ def _cannot_bind(address: Address, error: OSError) -> MissingDependency:
 
 
 def grow_buffers(sock: socket.socket, receive_bytes: int, send_bytes: int) -> tuple[int, int]:
-    """Ask for large buffers, beyond the system's limit if permitted; return the sizes granted."""
+    """Request large buffers, beyond the system's limit if permitted; return the sizes that the kernel granted."""
     return (
         _grow_buffer(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_bytes),
         _grow_buffer(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, send_bytes),
@@ -162,7 +162,7 @@ def _grow_buffer(sock: socket.socket, option: int, forced_option: int, size: int
             sock.setsockopt(socket.SOL_SOCKET, choice, size)
             break
         except OSError:
-            continue  # no privilege to exceed the limit, or too large; the size granted is reported
+            continue  # no privilege to exceed the limit, or too large; the caller gets the granted size
     granted = sock.getsockopt(socket.SOL_SOCKET, option)
     return granted // 2 if _LINUX else granted  # Linux doubles the size, for its own bookkeeping
 

@@ -1,16 +1,16 @@
 """Stable storage: an append-only file of checksummed records, one per member and group.
 
 A durable order writes its records here before its frames leave. The file begins with a commit header: how much of the
-file this member has acted on. A heading follows that names the group and the member. Each record has a magic number,
+file this member has acted on. A heading follows, which names the group and the member. Each record has a magic number,
 its length, and a checksum over its length, its content and the previous checksum. So a record that was changed,
 exchanged, left out or cut off at the end is detected.
 
-The policies for fsync:
+The values of `fsync`:
 
-- "always": before anything that depends on a write leaves. Records survive a failure of the machine.
-- "batch": at most once every BATCH_SYNC_INTERVAL_NS. Records survive a failure of the process at once, and a failure
-  of the machine after that interval.
-- "never": records survive a failure of the process.
+- "always": sync before sending anything that depends on a write. Records survive a failure of the machine.
+- "batch": sync at most once every BATCH_SYNC_INTERVAL_NS. Records survive a failure of the process at once, and a
+  failure of the machine after that interval.
+- "never": do not sync. Records survive only a failure of the process.
 
 A crash may tear the last record. Opening the file cuts a torn end off if this member has not acted on it. It refuses a
 complete but wrong record, damage before the end, and a file shorter than the part that this member has acted on,
@@ -47,9 +47,9 @@ _VERSION = 2
 
 
 def check_fsync(fsync: str) -> None:
-    """Raise InvalidOption for an unknown policy."""
+    """Raise InvalidOption for an unknown value of `fsync`."""
     if fsync not in get_args(Fsync):
-        raise InvalidOption("fsync", f"one of {', '.join(get_args(Fsync))} is needed, not {fsync!r}")
+        raise InvalidOption("fsync", f"expected one of {', '.join(get_args(Fsync))}, got {fsync!r}")
 
 
 class Storage:
@@ -70,7 +70,9 @@ class Storage:
         self._last_checksum = self._size = 0
         self._failure: StorageError | None = None
         if not self.path.parent.is_dir():
-            raise StorageError(f"{self.path}: there is no folder {self.path.parent}; create it, or give another path")
+            raise StorageError(
+                f"{self.path}: there is no folder {self.path.parent}; create the folder, or give another path"
+            )
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -81,7 +83,7 @@ class Storage:
         except BlockingIOError as error:
             os.close(self._file)
             raise StorageError(
-                f"{self.path}: another process has it open; stop that process, or give each member its own file"
+                f"{self.path}: another process has this file open; stop that process, or give each member its own file"
             ) from error
         except OSError as error:
             os.close(self._file)
@@ -93,7 +95,7 @@ class Storage:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def apply(self, writes: Sequence[Write]) -> None:
-        """Make writes durable, in order, as the policy says; after StorageError nothing may depend on them."""
+        """Write records, and sync them as `fsync` says. If this raises StorageError, nothing may depend on them."""
         if self._failure is not None:
             raise self._failure
         if not writes:
@@ -102,7 +104,7 @@ class Storage:
             parts: list[bytes] = []
             for write in writes:
                 if write.replaces_all:
-                    parts.clear()  # the replacement makes them unnecessary
+                    parts.clear()  # the new file replaces these records
                     self._replace(write.records)
                 else:
                     parts += [self._encode_record(record) for record in write.records]
@@ -114,7 +116,7 @@ class Storage:
             raise self._failure from error
 
     def close(self) -> None:
-        """Sync the file, unless the policy is "never", and close it."""
+        """Sync the file, unless `fsync` is "never", and close it."""
         if self._file < 0:
             return
         try:
@@ -127,11 +129,13 @@ class Storage:
         finally:
             os.close(self._file)
             self._file = -1
-            self._failure = StorageError(f"{self.path}: it is closed")
+            self._failure = StorageError(f"{self.path}: this storage is closed")
 
     def _encode_record(self, record: bytes) -> bytes:
         if len(record) > MAX_RECORD_BYTES:
-            raise StorageError(f"{self.path}: a record of {len(record):,} bytes is larger than {MAX_RECORD_BYTES:,}")
+            raise StorageError(
+                f"{self.path}: expected a record of at most {MAX_RECORD_BYTES:,} bytes, got {len(record):,}"
+            )
         self._last_checksum = _checksum(self._last_checksum, record)
         return _RECORD_HEAD.pack(_RECORD_MARK, len(record), self._last_checksum) + record
 
@@ -142,12 +146,12 @@ class Storage:
             self._unsynced = True
 
     def _write_commit_mark(self) -> None:
-        """Record that this member may act on the whole file from now on; with "always", only after a sync."""
+        """Write to the commit header that this member may act on the whole file; with "always", only after a sync."""
         if self.fsync != "always" or not self._unsynced:
             _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
 
     def counters(self) -> Mapping[str, int]:
-        """How often the file was made durable, and how many bytes of a torn end were cut off when it was opened."""
+        """How often the file was synced, and how many bytes of a torn end were cut off when it was opened."""
         return {"syncs": self.sync_count, "truncated_bytes": self.truncated_bytes}
 
     def _sync(self, *, urgent: bool) -> None:
@@ -161,7 +165,7 @@ class Storage:
         self._last_sync_ns, self._unsynced = now, False
 
     def _replace(self, records: Sequence[bytes]) -> None:
-        """Replace the file by a new one; after a crash one of the two is there, complete."""
+        """Replace the file by a new one. After a crash, either the old file or the new one is there, complete."""
         new = self.path.with_name(self.path.name + ".new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -220,8 +224,8 @@ class Storage:
             self._last_checksum = checksums[at] = _checksum(self._last_checksum, record)
         if at < committed_size or checksums.get(committed_size) != committed_checksum or not records:
             raise StorageError(
-                f"{self.path}: it ends at byte {at:,}, but this member has acted upon {committed_size:,} bytes of it: "
-                f"it was cut, or replaced by another file. {_REFUSED_ADVICE}"
+                f"{self.path}: the file does not contain the {committed_size:,} bytes that this member has acted on; "
+                f"its records end at byte {at:,}. It was cut, or replaced by another file. {_REFUSED_ADVICE}"
             )
         self._size = at
         if at < len(data):
@@ -231,15 +235,17 @@ class Storage:
     def _read_commit_mark(self, data: bytes) -> tuple[int, int]:
         """The size of the part that this member has acted on, and the checksum at its end."""
         if data.startswith(_RECORD_MARK):
-            raise StorageError(f"{self.path}: it is of version 1, this is version {_VERSION}")
+            raise StorageError(
+                f"{self.path}: expected a file of version {_VERSION}, got version 1; use the release that wrote it"
+            )
         head = data[: _COMMIT_HEADER.size]
         if len(data) < _FIRST_RECORD_AT or zlib.crc32(head) != int.from_bytes(
             data[_COMMIT_HEADER.size : _FIRST_RECORD_AT]
         ):
-            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED_ADVICE}")
+            raise StorageError(f"{self.path}: the beginning of the file is damaged. {_REFUSED_ADVICE}")
         name, size, checksum = _COMMIT_HEADER.unpack(head)
         if name != _FILE_MAGIC:
-            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED_ADVICE}")
+            raise StorageError(f"{self.path}: the beginning of the file is damaged. {_REFUSED_ADVICE}")
         return size, checksum
 
     def _record_at(self, data: bytes, at: int) -> bytes | None:
@@ -282,13 +288,15 @@ class Storage:
             version = int(fields["unisono"])
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(
-                f"{self.path}: it is not the storage of a member: its heading has the wrong format"
+                f"{self.path}: this file is not the storage of a member: its heading has the wrong format"
             ) from error
         if version != _VERSION:
-            raise StorageError(f"{self.path}: it is of version {version}, this is version {_VERSION}")
+            raise StorageError(
+                f"{self.path}: expected a file of version {_VERSION}, got {version}; use the release that wrote it"
+            )
         if (group, member) != (self._group, self._member):
             raise StorageError(
-                f"{self.path}: it belongs to member {member} of {group!r}, not to member {self._member} of "
+                f"{self.path}: this file belongs to member {member} of {group!r}, not to member {self._member} of "
                 f"{self._group!r}; give each member its own file"
             )
         return storage_id
@@ -297,14 +305,14 @@ class Storage:
         hints = {
             errno.ENOSPC: "the disk is full: make room",
             errno.EDQUOT: "the quota is used up: make room",
-            errno.EROFS: "its file system is read-only",
+            errno.EROFS: "the file system is read-only: give a path on another one",
             errno.EACCES: "this process may not write there",
             errno.EPERM: "this process may not write there",
-            errno.EISDIR: "it is a folder: give the path of a file in it",
+            errno.EISDIR: "the path is a folder: give the path of a file in it",
         }
         hint = hints.get(error.errno or 0, error.strerror or str(error))
         return StorageError(
-            f"{self.path}: cannot {operation} it: {hint}. Without it this member cannot keep its promises"
+            f"{self.path}: cannot {operation} this file: {hint}. Without it this member cannot keep its promises"
         )
 
 

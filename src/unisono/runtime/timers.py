@@ -2,8 +2,9 @@
 
 `WallClock` shows nanoseconds since the Unix epoch. It never steps back and never jumps.
 
-`Alarm` calls back at a local time, with sub-millisecond precision on Linux. asyncio rounds its own timers up to the
-millisecond of epoll. A timerfd is a file that becomes readable at the requested nanosecond, so the loop watches one.
+`Alarm` calls back at a local time, with sub-millisecond precision on Linux. asyncio rounds its own timers up to
+milliseconds, because epoll does. A timerfd is a file that becomes readable at the requested nanosecond; the event loop
+watches one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LocalClock(Protocol):
         """The machine's time at which this clock shows `local_ns`."""
 
     def slew_toward_system(self) -> int:
-        """Follow the machine's clock slowly. Returns how far that is ahead if it was set, otherwise 0."""
+        """Slew toward the machine's clock. Returns how far the machine's clock is ahead if it was set, else 0."""
 
 
 class WallClock:
@@ -64,7 +65,7 @@ class WallClock:
         self.behind_ns = 0
         """The system's clock minus this one, as `slew_toward_system` last measured it."""
         _, self._offset, self.uncertainty_ns = self._read_offset()
-        # While a slew runs, the offset is still `_slew` short of `_offset` at its start and reaches it at its end.
+        # During a slew, the offset moves from `_offset - _slew` at its start to `_offset` at its end.
         self._slew = 0
         self._slew_start = self._slew_end = 0
 
@@ -82,8 +83,8 @@ class WallClock:
     def slew_toward_system(self) -> int:
         """Read the system's clock and start to slew toward it; call this about once a second.
 
-        Return 0, or, if the difference is larger than a step, how far the system's clock is ahead of this one. It was
-        set, and at 500 µs per second it may take long until the two agree again.
+        Return 0, or how far the system's clock is ahead of this one if the difference is so large that the system's
+        clock must have been set. At 500 µs per second it may take long until the two agree again.
         """
         monotonic, wanted, self.uncertainty_ns = self._read_offset()
         current = self._slewing_offset(monotonic) if monotonic < self._slew_end else self._offset
@@ -103,7 +104,7 @@ class WallClock:
     def _read_offset(self) -> tuple[int, int, int]:
         """The monotonic time, the system's clock minus it, and the possible error of that difference.
 
-        Of several reads the fastest one counts: the process was not interrupted in it.
+        Of several reads, the fastest one counts: the process was not interrupted during it.
         """
         reads: list[tuple[int, int, int]] = []
         for _ in range(_OFFSET_READS):
@@ -199,7 +200,7 @@ class Alarm:
             return
         now = self._clock.now()
         if before is not None and self._created_ns < before < now:
-            # The alarm was overdue, and another input has just done its work: that counts as late, too.
+            # The alarm was overdue, and another input has just done the work that was due: that counts as late, too.
             self.lateness.add(now - before)
         self._set_at_ns = now
         self._start(max(at_ns - now, 1))
@@ -226,7 +227,7 @@ class Alarm:
             self._handle = self._loop.call_at(self._loop.time() + delay_ns / _NS_PER_S, self._fire)
 
     def _expired(self) -> None:
-        """The timerfd was readable. If the alarm has been set again since, there is nothing to read."""
+        """The timerfd became readable. If the alarm has been set again since then, there is nothing to read."""
         if self._timer is None:
             return
         try:
@@ -241,7 +242,7 @@ class Alarm:
             return
         now = self._clock.now()
         if now < at:
-            # The local clock slews backwards relative to the monotonic one, or a float was rounded.
+            # The local clock is slower than the monotonic one during a slew, or a float was rounded.
             self._start(at - now)
             return
         # A time before the creation of this alarm means "at once".

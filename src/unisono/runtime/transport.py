@@ -1,8 +1,7 @@
 """UDP between the members: IP multicast if it is available, else one unicast copy per member.
 
-Batching sends and receives many datagrams per system call: UDP_SEGMENT for sending, UDP_GRO for receiving, plain calls
-where they are missing. `Outbox` never blocks. It keeps datagrams that the socket cannot accept yet, in order, until the
-socket can.
+One system call sends or receives many datagrams, with UDP_SEGMENT and UDP_GRO; without these options, one datagram.
+`Outbox` never blocks. It keeps datagrams that the socket cannot accept yet, in order, until the socket can.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class DatagramRun:
-    """Datagrams for one destination that one call can send: all of `segment_bytes`, the last perhaps shorter."""
+    """Datagrams for one destination that one call can send. Each has `segment_bytes`; the last may be shorter."""
 
     address: Address
     buffers: list[bytes]
@@ -72,7 +71,7 @@ class DatagramRun:
 
 
 def split_into_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tuple[Datagram, list[bytes], int]]:
-    """Consecutive datagrams to one destination that fit in one call: the first, the bytes of each, their total size."""
+    """Split datagrams into runs that one call can send: the first datagram, the bytes of each, their total size."""
     index, count = 0, len(datagrams)
     while index < count:
         first = datagrams[index]
@@ -158,7 +157,7 @@ class Outbox:
         self._loop = self._on_empty = None
 
     def _try_send(self, run: DatagramRun) -> Sequence[DatagramRun] | None:
-        """Make the call; return None if the socket is full, else the smaller runs to send instead, mostly none."""
+        """Try to send a run. Return None if the socket is full, else the smaller runs to send instead, usually none."""
         buffers = run.buffers
         if len(buffers) > 1 and not self.gso:
             return _split_run(run)
@@ -173,7 +172,7 @@ class Outbox:
                 self._wait_for_room(error.errno)
                 return None
             if len(buffers) > 1 and error.errno in _NO_OFFLOAD_ERRORS:
-                # This kernel or device cannot segment: do not try again.
+                # This kernel or device cannot segment datagrams: do not try again.
                 self.gso = False
                 return _split_run(run)
             self._errors[error_name(error)] += len(buffers)
@@ -253,7 +252,7 @@ class Inbox:
         return self.traffic.datagrams - before
 
     def _read_one(self, receive: ReceiveCallback) -> int | None:
-        """Make one call; return how many bytes it read, None if there was nothing to read."""
+        """Make one system call; return how many bytes it read, or None if there was nothing to read."""
         segment = 0
         self.traffic.syscalls += 1
         try:
@@ -269,7 +268,7 @@ class Inbox:
         except BlockingIOError:
             return None
         except OSError as error:
-            # Mostly the result of an earlier send, such as ECONNREFUSED: no process had the port open.
+            # Usually an earlier send failed, for example with ECONNREFUSED: no process had the port open.
             self._errors[error_name(error)] += 1
             return 0
         size = len(data)
@@ -333,14 +332,16 @@ class UdpTransport:
         """`bound_socket` is an open socket at this member's address, if there is one; `close` closes it."""
         known = peers.by_member if isinstance(peers, Addresses) else peers
         if member not in known:
-            raise InvalidOption("peers", f"there is no address for member {member} itself; add it")
+            raise InvalidOption(
+                "peers", f"expected an address for every member, got none for member {member}, this process"
+            )
         self.member = member
         self.errors: Counter[str] = Counter()
         """How many system calls failed, by the name of the error."""
         self.injection = injection
         """Faults to inject into received datagrams."""
         self.multicast_error: str | None = None
-        """Why multicast does not work although the application asked for it."""
+        """Why multicast does not work, if the application asked for it."""
         resolved = peers if isinstance(peers, Addresses) else resolve_all(peers)
         self._family, self._addresses = resolved.family, resolved.by_member
         here = self._addresses[member]
@@ -454,7 +455,7 @@ class UdpTransport:
         return addresses
 
     def writable(self) -> bool:
-        """Whether no datagram waits. While one waits, send no more; `on_batch_done` is called when all have gone."""
+        """Whether no datagram waits for room. If one waits, send no more until `on_batch_done` is called."""
         return not self._outbox.has_backlog
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -472,12 +473,12 @@ class UdpTransport:
     def drain(self) -> int:
         """Hand over all datagrams that have arrived, without calling `on_batch_done`; return how many.
 
-        Read nothing while reading is paused. A flood does not keep this function busy for ever: it stops when it has
-        read as much as the receive buffer can hold.
+        Read nothing while reading is paused. Stop after as much as the receive buffer can hold, so that a flood of
+        datagrams cannot keep this function busy for ever.
         """
         if self._receive is None or self._paused or self._closed or self._reading:
             return 0
-        # The kernel allows twice the size that it calls granted, and one more datagram.
+        # The kernel stores up to twice the granted size, and one more datagram.
         room = 2 * self.receive_buffer_granted + 65_536
         return sum(self._read(inbox, self._receive, room, room) for inbox in self._inboxes)
 
@@ -520,10 +521,10 @@ class UdpTransport:
                 self._loop.remove_reader(inbox.fileno)
 
     def close(self) -> None:
-        """Send waiting datagrams, for a tenth of a second at most, and close the sockets."""
+        """Send waiting datagrams for at most a tenth of a second, and close the sockets."""
         if self._closed:
             return
-        self.dropped()  # the sockets can be asked for the count only while they are open
+        self.dropped()  # stores the count, which a closed socket cannot report
         self._closed = True
         self._unwatch()
         self._outbox.close()

@@ -1,6 +1,6 @@
-"""A kit for testing programs that use unisono: a network in memory, faults on demand, and virtual time.
+"""For tests of programs that use unisono: a network in memory, faults that the test causes, and virtual time.
 
-Members join through the public `unisono.join` and run the production driver, stack and `Group`; the kit replaces
+Members join through the public `unisono.join` and run the production driver, stack and `Group`; this package replaces
 only sockets, clocks and timers. `import unisono` does not import this package. docs/testing.md shows how to use it.
 """
 

@@ -42,7 +42,8 @@ class ClockControl:
     def offset(self, member: int, ahead: str | int) -> None:
         """Set a member's clock ahead of the true time; `"-3ms"` or a negative integer sets it behind.
 
-        A clock never runs backwards: after a change to an earlier time, it stands still until the time is reached.
+        A clock never runs backwards: after a change to an earlier time, it stands still until the true time plus the
+        offset has caught up.
         """
         behind = ahead < 0 if isinstance(ahead, int) else ahead.startswith("-")
         size = abs(ahead) if isinstance(ahead, int) else ahead.removeprefix("-")
@@ -58,7 +59,7 @@ class ClockControl:
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> ControlledAlarm:
         """A new alarm for a member, which rings only while the member is not stopped."""
         if member in self._stopped:
-            raise InvalidOption("member", f"member {member} is paused and cannot join")
+            raise InvalidOption("member", f"member {member} is paused and cannot join; resume it first")
         alarms = self._alarms.setdefault(member, [])
         alarm = ControlledAlarm(self.loop, clock, callback, precise=not self.is_virtual, on_close=alarms.remove)
         alarms.append(alarm)
@@ -122,7 +123,7 @@ class ControlledAlarm:
         return self._alarm.lateness
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at this local time; while held, when it is released."""
+        """Call back at this local time; a held alarm calls back after `rearm`."""
         self._at_ns = at_ns
         if not self._held:
             self._alarm.set(at_ns)
@@ -133,7 +134,7 @@ class ControlledAlarm:
         self._alarm.set(None)
 
     def rearm(self) -> None:
-        """Set the alarm again, by the clock's present reading."""
+        """Set the alarm again, because it was held or the clock's offset has changed."""
         self._held = False
         self._alarm.set(None)
         self._alarm.set(self._at_ns)

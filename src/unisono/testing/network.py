@@ -51,7 +51,7 @@ async def network(
 
 
 async def deliveries(group: Group, count: int) -> list[Delivery]:
-    """The next `count` deliveries of a group; other events are skipped. GroupClosed if the group ends before."""
+    """The next `count` deliveries of a group, without other events. Raises GroupClosed if the group ends before."""
     found: list[Delivery] = []
     async with aclosing(aiter(group)) as events:
         async for event in events:
@@ -73,9 +73,9 @@ class MemoryNetwork:
         self.peers: dict[int, Address] = {member: (MEMORY_HOST, member) for member in members}
         """The members' addresses, for a program that calls `unisono.join` itself."""
         self.datagrams = 0
-        """How many datagrams were sent; one to three members counts three times."""
+        """How many datagrams were sent; a datagram to three members counts three times."""
         self.lost = 0
-        """How many of these were lost or cut off."""
+        """How many of these were lost, by `lose` or on a cut link."""
         self._seed, self._options = seed, dict(options or {})
         self._transports: dict[Address, MemoryTransport] = {}
         self._aborts: dict[int, list[Callable[[], None]]] = {}
@@ -84,7 +84,7 @@ class MemoryNetwork:
         self._losses: LossModel | None = None
         self._delay_ns = 0
         self._paused: dict[int, deque[tuple[MemoryTransport, Address, bytes, bool]]] = {}
-        """The paused members, and the datagrams that they have sent since."""
+        """The paused members, each with the datagrams that it has sent since then."""
         self._in_flight: list[tuple[int, int, Address, bytes, bool]] = []
         self._last_due_ns: dict[tuple[Address, Address], int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +106,9 @@ class MemoryNetwork:
         if not 0 <= probability <= 1:
             raise InvalidOption("probability", f"expected a number from 0 to 1, got {probability}")
         if (at_most is None) != (of is None):
-            raise InvalidOption("at_most", "at_most and of belong together")
+            raise InvalidOption(
+                "at_most", f"expected both at_most and of, or neither, got at_most={at_most} and of={of}"
+            )
         self._losses = LossModel((Loss(Span(), probability, at_most, of),), random.Random(f"{self._seed}/loss"))
 
     def cut(self, one: int | Collection[int], other: int | Collection[int], *, one_way: bool = False) -> None:
@@ -131,7 +133,7 @@ class MemoryNetwork:
         """Stop a member at once, as if its process were killed. Its peers are not notified."""
         aborts = self._aborts.pop(member, [])
         if not aborts:
-            raise InvalidOption("member", f"member {member} has not joined")
+            raise InvalidOption("member", f"member {member} has not joined; only a member that has joined can crash")
         for abort in aborts:
             abort()
         self.groups.pop(member, None)
@@ -142,7 +144,7 @@ class MemoryNetwork:
     def pause(self, member: int) -> None:
         """Suspend a member: its timers do not fire, and its datagrams wait in both directions.
 
-        The application of the member is part of the test and runs on.
+        The member's application is part of the test and continues to run.
         """
         if member in self._paused:
             return
@@ -152,7 +154,7 @@ class MemoryNetwork:
             transport.stop()
 
     def resume(self, member: int) -> None:
-        """Let a paused member go on. It reads the datagrams that have arrived meanwhile."""
+        """Let a paused member continue. It reads the datagrams that have arrived meanwhile."""
         waiting = self._paused.pop(member, deque())
         for transport in self._transports_of(member):
             transport.start()
@@ -184,7 +186,7 @@ class MemoryNetwork:
         self, search: BeaconDiscovery | DnsDiscovery, incarnation: int, timeout_s: float
     ) -> DiscoveredGroup:
         """Refuses: a network in memory has no multicast beacon and no DNS."""
-        raise InvalidOption("peers", "a network in memory does not find members; pass peers=net.peers")
+        raise InvalidOption("peers", "a network in memory has no discovery; pass peers=net.peers")
 
     def open_clock(self, member: int, offset_ns: int) -> LocalClock:
         """A clock that the test controls."""
@@ -194,7 +196,9 @@ class MemoryNetwork:
         """A transport in memory, at the member's address."""
         member, address = options.member, options.addresses[options.member]
         if address in self._transports:
-            raise InvalidOption("peers", f"the address {address[0]}:{address[1]} of member {member} is in use")
+            raise InvalidOption(
+                "peers", f"the address {address[0]}:{address[1]} of member {member} is in use; give each member its own"
+            )
         transport = MemoryTransport(member, options.addresses, self._carry, self._forget, options.injection)
         self._transports[address] = transport
         return transport
@@ -204,7 +208,7 @@ class MemoryNetwork:
         return self.clock.open_alarm(member, clock, callback)
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
-        """Remember how to crash the member."""
+        """Store the function that crashes the member."""
         self._aborts.setdefault(member, []).append(abort)
 
     # -- carrying datagrams ------------------------------------------------------------------------------------

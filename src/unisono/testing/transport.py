@@ -1,4 +1,4 @@
-"""Datagrams in memory: what `UdpTransport` does with sockets, done with a queue."""
+"""A transport in memory: it replaces the sockets of `UdpTransport` by a queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
 
 Address = tuple[str, int]
 Carry = Callable[["MemoryTransport", Address, bytes, bool], None]
-"""Takes a sending transport, the address to send to, the bytes, and whether they go by multicast."""
+"""Sends a datagram: the sending transport, the destination address, the bytes, and whether they go by multicast."""
 
 
 class MemoryTransport:
@@ -100,7 +100,7 @@ class MemoryTransport:
         return self._dropped
 
     def counters(self) -> Mapping[str, int]:
-        """There are no socket buffers to report."""
+        """This transport has no counters: it has no socket buffers."""
         return {}
 
     def max_frame(self) -> int:
@@ -115,7 +115,7 @@ class MemoryTransport:
     # -- the interface that the network uses -------------------------------------------------------------------
 
     def arrive(self, data: bytes, multicast: bool) -> None:
-        """A datagram arrives. It is dropped if the buffer is full, as in a kernel."""
+        """Store a datagram that has arrived, or drop it if the buffer is full, as a kernel does."""
         if self._closed:
             return
         if self._inbox_bytes + len(data) > RECEIVE_BUFFER_BYTES:

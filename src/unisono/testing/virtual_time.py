@@ -19,9 +19,9 @@ T = TypeVar("T")
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in virtual time, as `asyncio.run` does in real time.
 
-    `asyncio.sleep(60)` takes no real time. Two runs of the same program take the same course, as long as the program
-    itself uses only asyncio's clock. Work in threads, processes or sockets is not part of virtual time: while the
-    program waits for it, timers may expire.
+    `asyncio.sleep(60)` takes no real time. Two runs of the same program do the same, if the program uses only asyncio's
+    clock. Work in threads, processes or sockets is not part of virtual time: while the program waits for it, timers may
+    expire.
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
@@ -47,7 +47,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _TimeSkippingSelector(selectors.BaseSelector):
-    """Looks at files without waiting; where a plain selector would wait for a timer, it advances the time."""
+    """Checks files without waiting. Where a plain selector would wait for a timer, it advances the virtual time."""
 
     def __init__(self, advance: Callable[[float], None]) -> None:
         self._inner = selectors.DefaultSelector()
@@ -61,7 +61,7 @@ class _TimeSkippingSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            return self._inner.select(None)  # no timer is set: only a file or another thread can go on
+            return self._inner.select(None)  # no timer is set: only a file or another thread can continue the program
         ready = self._inner.select(0)
         if not ready and timeout > 0:
             self._advance(timeout)

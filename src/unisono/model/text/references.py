@@ -1,8 +1,8 @@
 """Group references as text. A process joins a group with its reference (paper 002 §4.2: GroupRef).
 
 unisono://table-7?peers=1@10.0.0.7:9001,2@10.0.0.8:9001       the members' addresses
-unisono://table-7?beacon=239.255.77.76:7776&members=5         by beacon
-unisono://table-7?dns=table-7.example:9001&members=5          by name
+unisono://table-7?beacon=239.255.77.76:7776&members=5         found by beacon
+unisono://table-7?dns=table-7.example:9001&members=5          found by DNS name
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GroupReference:
 
 
 def parse_reference(text: str) -> GroupReference:
-    """Parse a reference; raises InvalidOption."""
+    """Parse a reference. Raises InvalidOption if the text is not a valid reference."""
     name, question, query = text.removeprefix(SCHEME).partition("?")
     fields = dict(parse_qsl(query, keep_blank_values=True))
     if not text.startswith(SCHEME) or not name or not question:

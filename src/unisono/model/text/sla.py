@@ -47,7 +47,7 @@ def _slas(top: TomlTable) -> SlaSet:
         raise top.error("collect", f"expected at least 1ms, got {duration_text(collect_ns)}")
     tables = top.tables("sla")
     if not tables:
-        raise top.error("sla", "missing; expected at least one agreement under [[sla]]")
+        raise top.error("sla", "expected at least one agreement under [[sla]], got none")
     slas = tuple(_sla(table, collect_ns) for table in tables)
     for number, sla in enumerate(slas):
         if sla.name in {earlier.name for earlier in slas[:number]}:
@@ -85,7 +85,7 @@ def _sla(table: TomlTable, collect_ns: int) -> Sla:
         )
     links = table.integers("links", ())
     if any(not 1 <= link <= MEMBER_MAX for link in links):
-        raise table.error("links", f"expected a list of member numbers, got {list(links)}")
+        raise table.error("links", f"expected a list of member numbers from 1 to {MEMBER_MAX}, got {list(links)}")
     together = table.flag("together", False)
     observations = table.integer("observations", MIN_OBSERVATIONS, minimum=1)
     informs = tuple(_layer_name(table, "informs", word) for word in _names(table, "informs"))

@@ -1,4 +1,4 @@
-"""Typed TOML tables whose errors name the file and the line."""
+"""Typed TOML tables whose errors name the file and the field, and the lines of a file's fields."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def nearest_line(lines: Mapping[str, int], field: str) -> int:
 
 
 def syntax_line(text: str, error: tomllib.TOMLDecodeError) -> int:
-    """The line at which a text stops being TOML."""
+    """The line of the first syntax error in a text that is not TOML."""
     position = _AT_LINE.search(str(error))
     return int(position[1]) if position else max(1, len(text.splitlines()))
 
@@ -67,7 +67,7 @@ def _parts(key: str) -> list[str]:
 
 
 def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) -> str:
-    """The path of a header, with the number of the latest table of each list."""
+    """The path that a header names. Each list of tables on it has the number of its latest table."""
     path = ""
     for position, part in enumerate(parts):
         path = f"{path}.{part}" if path else part
@@ -116,7 +116,7 @@ def _end_of(text: str, at: int, quotes: str) -> int:
         before = len(text[:found]) - len(text[:found].rstrip("\\"))
         if quotes == "'''" or before % 2 == 0:
             end = found + 3
-            # One or two more quotes belong to the string: the last three end it.
+            # Up to two more quotes may follow. They belong to the string: its last three quotes end it.
             while end < len(text) and text[end] == quotes[0] and end < found + 5:
                 end += 1
             return end
@@ -152,7 +152,7 @@ class TomlTable:
         return field in self._values
 
     def pop(self, field: str, default: Any = _MISSING) -> Any:
-        """Read a field as the TOML value that it is."""
+        """Read a field of any type."""
         self._known_fields.append(field)
         value = self._values.pop(field, default)
         if value is _MISSING:
@@ -257,7 +257,7 @@ class TomlTable:
             raise self.error(field, error.problem) from error
 
     def reject_unknown_fields(self) -> None:
-        """Raise an error if the table has fields that were not read."""
+        """Raise ScenarioError if the table has fields that were not read."""
         for field in self._values:
             known = [name for name in dict.fromkeys(self._known_fields) if not name.isdecimal()]
             near = get_close_matches(field, known, 1)

@@ -1,4 +1,4 @@
-"""Reads the topology of a scenario: groups, which may send to which, barrier options, and message destinations."""
+"""Reads the topology of a scenario: groups, which group may send to which, barrier options, and destinations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _lists(table: TomlTable, field: str, kind: type[_Item], expected: str) -> di
 
 
 def _routes(table: TomlTable, topology: Topology) -> dict[int, tuple[tuple[str, ...], ...]]:
-    """The destinations given for a group; by default all receivers together, then each of them alone, in turn."""
+    """By member, the destinations that the file gives its group; by default all receivers, then each of them alone."""
     destinations = table.pop("to", {})
     if not isinstance(destinations, dict):
         raise table.error("to", f"expected a table of lists of lists of groups, got {destinations!r}")

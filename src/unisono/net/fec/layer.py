@@ -15,7 +15,7 @@ once and uncoded, always between two blocks. So every block lies within some b c
 a are lost.
 
 Receiving: an original goes up when it arrives, even behind a gap, and a reconstructed one as soon as it is computed.
-The order stores frames by slot and number (Rqueue), so holding them back here would only cost time. If the block of a
+The order stores frames by slot and number (Rqueue), so holding them back here would only cost time. If a block of a
 crashed sender stays incomplete, the order already has the originals that arrived and delivers them at its time-out
 (001-6). The paper's `end` is the end-of-slot mark, an original like any other.
 """
@@ -46,11 +46,11 @@ from unisono.wire.door import Refusal
 from unisono.wire.frame import END_OF_SLOT, FRAME_NUMBER_MAX, Frame, Kind, encode
 
 LATE_SHARE_NS = NS_PER_S
-"""Keep incomplete blocks until their sender is this and Δ+Γ ahead: a late share may still complete them."""
+"""Keep an incomplete block until its sender's slots are Δ+Γ and this time ahead: a late share may complete it."""
 SENDER_TIMEOUT_NS = 60 * NS_PER_S
 """Keep the incomplete blocks of a silent sender for this long by our clock, which may jump after a pause."""
 HELD_BYTES_MAX = 64 * 1024 * 1024
-"""How much of one sender's incomplete blocks is kept; beyond that, those of the oldest slot are dropped."""
+"""The most bytes of one sender's incomplete blocks; beyond that, the layer drops those of the oldest slot."""
 _SHARE_OVERHEAD_BYTES = 512
 """The approximate cost of storing a share, in addition to its bytes."""
 
@@ -86,8 +86,8 @@ def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
 def residual_loss(loss: float, a: int, b: int) -> float:
     """The fraction of originals that stay lost if each datagram is lost with this probability, independently.
 
-    An original stays lost if it is lost together with at least a of the other shares of its block. The last block of a
-    slot is at most as long, so it is at least as safe.
+    An original stays lost if it is lost together with at least `a` other shares of its block. The last block of a slot
+    may be shorter; then it is safer.
     """
     others = b - 1
     recoverable = sum(comb(others, lost) * loss**lost * (1 - loss) ** (others - lost) for lost in range(a))
@@ -234,7 +234,7 @@ class Fec:
         Raises InvalidOption if policy.fec is not valid, MissingDependency if the erasure code is not installed.
         """
         if policy.fec is None:
-            raise InvalidOption("fec", "forward error correction needs a/b, for example 1/5")
+            raise InvalidOption("fec", "expected (a, b) for forward error correction, for example (1, 5), got None")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
@@ -278,7 +278,7 @@ class Fec:
         waiting = self._waiting
         if frame.slot != self._slot:
             if waiting:
-                # The order was paused and continues in a later slot without having ended this one.
+                # The order was paused. It continues in a later slot and has not ended this one.
                 self._send_block(now, len(waiting), 0)
             self._slot, self._next_block, self._next_number = frame.slot, 0, 0
             if self._next_code is not None and frame.slot >= self._next_code[1]:
@@ -361,14 +361,14 @@ class Fec:
         return stream if stream.incarnation_id == incarnation_id else None
 
     def _open_slot(self, stream: _SenderBlocks, number: int, kept_slots: int) -> _SlotBlocks:
-        """Start a slot when its first share arrives, and drop slots that are too old."""
+        """Create the state of a slot whose first share has arrived, and drop slots that are too old."""
         if stream.floor < number - kept_slots:
             self.incomplete_blocks += stream.raise_floor(number - kept_slots)
         slot = stream.slots[number] = _SlotBlocks()
         return slot
 
     def _pass_up_original(self, share: Share) -> None:
-        """Pass up an original whose slot has no state here; the order decides whether it still needs it."""
+        """Pass up an original whose slot has no state here. The order decides whether it still needs the frame."""
         if share.original is None:
             self.surplus_shares += 1
             return
@@ -442,7 +442,7 @@ class Fec:
         return sum(stream.held_bytes for stream in self._streams.values())
 
     def counters(self) -> Mapping[str, int]:
-        """What became of shares and blocks."""
+        """How many originals were reconstructed, blocks stayed incomplete, and shares were surplus or ignored."""
         return {
             "recovered": self.recovered_originals,
             "surplus": self.surplus_shares,

@@ -1,9 +1,9 @@
 """Wire form and erasure code of forward error correction (paper 001 §5.1).
 
-A FEC frame has the common header, and a share as its body. The header's sequence field, which a share does not need
-otherwise, holds the position of the share in its block, so a share costs exactly one header. The share of an original
-is its encoded frame, as it would travel without this layer. Only for coding, shorter originals are padded with zeros
-to the longest of their block. The sizes are coded too, so a reconstructed frame has its exact size.
+A FEC frame has the common header, and a share as its body. The header's sequence field, which a share does not need for
+a sequence number, holds the share's position in its block, so a share costs exactly one header. The share of an
+original is its encoded frame, as it would travel without this layer. Only for coding, shorter originals are padded with
+zeros to the longest of their block. The sizes are coded too, so a reconstructed frame has its exact size.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _zfec() -> Any:
     except ImportError as error:
         raise MissingDependency(
             "forward error correction needs zfec, which is not installed: pip install zfec, or unisono[fec]; "
-            "if PyPI has no wheel for this machine, that needs a C compiler and Python's headers"
+            "if PyPI has no wheel for this machine, the installation needs a C compiler and Python's headers"
         ) from error
     return zfec
 
@@ -95,7 +95,7 @@ def prepare_coder(originals: int, redundant: int) -> None:
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
-    """The redundant shares of a block: the code over the sizes, and the bytes, of each."""
+    """The redundant shares of a block, each as (code over the sizes, bytes)."""
     encoder, wanted = _encoder(len(originals), redundant)
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))
@@ -107,8 +107,8 @@ def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[i
 def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int]] | None:
     """The originals that are missing among a block's shares, by index: a padded buffer, and the frame's size.
 
-    It needs as many shares as the block has originals, any of them. Returns None if the shares cannot be of the same
-    block, because no padding makes their sizes equal.
+    Needs as many shares as the block has originals, originals or redundant. Returns None if the shares cannot be of
+    the same block, because no padding makes their sizes equal.
     """
     any_share = next(iter(shares.values()))
     count = any_share.originals

@@ -41,7 +41,7 @@ from unisono.wire.frame import Frame, Kind
 _REPEATED = frozenset({Kind.DATA, Kind.JOIN, Kind.STAMP_REQUEST, Kind.NEW_RATE, Kind.RESERVED})
 """Frames for one member that are repeated. Frames of other kinds are sent once, since their senders repeat them."""
 RULES_MAX = 64
-"""For how many pairs of ρ and η the rules are cached."""
+"""How many pairs of ρ and η have their rules in the cache."""
 
 
 class _HeldMessage(RmcastMessage):
@@ -83,7 +83,9 @@ def order_policy(policy: Policy) -> Policy:
     """The policy for the layers above: their frames leave room for this layer's header."""
     least = FRAME_MIN + RMCAST_BYTES
     if policy.max_frame < least:
-        raise InvalidOption("max_frame", f"reliable multicast needs at least {least} bytes, not {policy.max_frame}")
+        raise InvalidOption(
+            "max_frame", f"expected at least {least} bytes for reliable multicast, got {policy.max_frame}"
+        )
     reliable = policy.reliable
     if reliable is not None and policy.rho_most > reliable.rho:
         reliable = replace(reliable, rho=policy.rho_most)
@@ -110,9 +112,9 @@ class Rmcast:
     opens = frozenset({Kind.RMCAST})
 
     def __init__(self, policy: Policy, chance: RandomSource | None = None) -> None:
-        """`chance` draws ζ; the default is a seeded stream of this member's own."""
+        """`chance` draws ζ; by default, a stream seeded with the group, the member and its incarnation."""
         if policy.reliable is None:
-            raise InvalidOption("reliable", "reliable multicast needs ρ, η and ω")
+            raise InvalidOption("reliable", "expected Redundancy(...) with ρ, η and ω for reliable multicast, got None")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
@@ -157,7 +159,7 @@ class Rmcast:
         return int(self._random() * eta_ns)
 
     def change_redundancy(self, redundancy: Redundancy, slot: int) -> None:
-        """Use these ρ and η for messages of `slot` and later ones, and ω from the first of these messages on.
+        """Use these ρ and η for messages of `slot` and later slots, and ω from the first of these messages on.
 
         Each message carries its ρ and η, so members that change later, or not at all, understand it.
         """
@@ -172,7 +174,7 @@ class Rmcast:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """RMCast(m)."""
+        """RMCast(m): number and broadcast a frame for everyone; repeat a frame for one member."""
         if frame.kind is Kind.DATA:
             self._adopt_redundancy(frame.slot)
         rules, lifetime_ns = self._own_rules
@@ -223,7 +225,7 @@ class Rmcast:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """receive(m)."""
+        """receive(m): give a copy to the automaton of its message, and pass up a new message."""
         if not isinstance(frame, RmcastCopy):
             self.up.append(frame)
             return
@@ -306,7 +308,7 @@ class Rmcast:
         self._schedule(held.planned_at, held)
 
     def _after_step(self, held: _HeldMessage) -> None:
-        """Release a finished message, or schedule it if its deadline is earlier now.
+        """Release a finished message; schedule an unfinished one again if its deadline is earlier than planned.
 
         A deadline that has moved to a later time needs no new entry: `wake` finds it at the planned time.
         """
@@ -365,5 +367,5 @@ class Rmcast:
         return self._own_broadcasting > 0
 
     def counters(self) -> Mapping[str, int]:
-        """What became of messages and copies."""
+        """How many copies this process broadcast for others, and how many messages were lost or copies ignored."""
         return {"taken_over": self.copies_taken_over, "lost": self.lost.total(), "ignored": self.ignored.total()}

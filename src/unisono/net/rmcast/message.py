@@ -1,9 +1,9 @@
 """The automaton of one reliable multicast at one process (paper 002 §3.3, §3.4, lines 1 to 32).
 
-Errata 002-2, -3, -12, -14, -15. The automaton handles copy numbers and times, and no frames: its driver sends the
-copies that it names. The variables have the paper's names. The paper's timers and its Broadcaster thread are one
-deadline and one phase here. So setting a timer cancels the previous one and a pending ζ, and there is never a second
-thread (002-15).
+Errata 002-2, -3, -12, -14, -15. The automaton handles copy numbers and times, and no frames: its caller sends the
+copies that it names. The variables have the paper's names. One deadline and one phase replace the paper's timers and
+its Broadcaster thread. So setting a timer cancels the previous one and a pending ζ, and there is never a second thread
+(002-15).
 
 Originator: `originate` broadcasts copy 0, and `wake` the other copies, η apart.
 Receiver: `on_copy` sets the time-out η+ω, no matter which process broadcast the copy (002-2). If no further copy
@@ -62,7 +62,7 @@ class RmcastRules:
 class RmcastMessage:
     """The automaton.
 
-    The driver calls `originate` or `on_copy`, and `wake` when `deadline` is reached; `wake` returns the copy to
+    The caller uses `originate` or `on_copy`, and `wake` when `deadline` is reached; `wake` returns the copy to
     broadcast. If a copy arrives at the very instant of the deadline, `on_copy` comes first.
     """
 
@@ -121,7 +121,7 @@ class RmcastMessage:
                 self._set_deadline(now, rules.omega_rule.first_omega(k))
             return True
         if k >= rules.rho:
-            # A process waiting to broadcast copy ρ (002-3) stops when another one does so, but not at a duplicate.
+            # A process that waits to broadcast copy ρ (002-3) stops if another one does so, but not at a duplicate.
             if recd < k or self.leader != broadcaster:
                 self._finish()
             return False
@@ -166,7 +166,7 @@ class RmcastMessage:
         return k
 
     def _knows_enough(self, k: int, broadcaster: int) -> bool:
-        """Count this copy, and those that its broadcaster must have sent before it; True if they are enough."""
+        """Count this copy, and those that its broadcaster must have sent before it; return whether they are enough."""
         if self.max_recd < 0:
             self._last_copy_from: dict[int, int] = {}
             self._known_broadcasts = 0

@@ -14,7 +14,7 @@ from unisono.model.policy import Redundancy, RelativeRequirement
 FOREVER = 2**62
 """ω = ∞: this process never takes over."""
 _STEPS = 1024
-"""The number of steps of S in the table of results. The remaining part of S is rounded down, which is safe."""
+"""S has this many steps in the table of results. The rest of S is rounded down to a step, which is safe."""
 
 
 class OmegaRule(Protocol):
@@ -26,7 +26,7 @@ class OmegaRule(Protocol):
     def next_omega(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
         """ω for the time-out that copy k sets.
 
-        The previous one was `omega`. The first copy was copy `first` and arrived `elapsed_ns` ago. `on_time` is True if
+        The previous ω was `omega`. The first copy was copy `first` and arrived `elapsed_ns` ago. `on_time` is True if
         copy k arrived before the time-out, and False if it arrived during ζ.
         """
 
@@ -67,7 +67,7 @@ class ExactOmega:
         return self.largest_omega(k, self._relative.within_ns - elapsed_ns)
 
     def largest_omega(self, k: int, left_ns: int) -> int:
-        """FOREVER by (9), or else ω by (11), at least the negotiated ω; once S is over, the negotiated ω."""
+        """FOREVER if (9) holds, else ω by (11), at least the negotiated ω. Once S is over, the negotiated ω."""
         if left_ns <= 0:
             return self._redundancy.omega_ns
         key = k, left_ns // self._step_ns

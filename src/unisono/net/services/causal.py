@@ -3,8 +3,8 @@
 Sending: every frame carries the sender's next number and its vector clock, that is, how many frames of each member
 have gone up at the sender.
 Receiving: a frame waits until at least as many frames of each member have gone up here, and all earlier frames of its
-sender. So the order is also FIFO. After a message's lifetime of waiting the missing frames are lost. This layer then
-skips them, without a report: reliable multicast, the layer below, reports lost messages.
+sender. So the order is also FIFO. When a frame has waited for a message's lifetime, the frames that it waits for are
+lost. This layer then skips them, without a report: reliable multicast, the layer below, reports lost messages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from unisono.net.layer import Service
 from unisono.wire.frame import Frame, Kind, Nested
 
 WAITING_MAX = 1 << 14
-"""How many frames may wait for others; beyond that, missing ones are skipped."""
+"""How many frames may wait for others; beyond that, this layer skips the missing ones."""
 _HALF, _WHOLE = 1 << 31, 1 << 32
 
 
 @dataclass(slots=True)
 class _WaitingFrame:
-    """An arrived frame, since when it has been waiting, and its sender's vector clock."""
+    """A frame that has arrived, the time since which it waits, and its sender's vector clock."""
 
     frame: Nested
     waiting_since: int
@@ -46,7 +46,7 @@ class Causal(Service):
         self._members = policy.view.members
         self._vector = struct.Struct(f"!{len(self._members)}I")
         self._passed_up = dict.fromkeys(self._members, 0)
-        """The vector clock: the number of frames that have gone up, by member; for this member, of frames sent."""
+        """The vector clock: by member, the number of frames that have gone up; for this member, of frames sent."""
         self._waiting: dict[int, dict[int, _WaitingFrame]] = {member: {} for member in self._members}
         self._incarnations: dict[int, tuple[int, int]] = {}
         self._waiting_count = 0
@@ -54,7 +54,7 @@ class Causal(Service):
         """The number of missing frames that were skipped."""
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """Number a frame for everyone and add the vector clock; a frame for one member passes."""
+        """Number a frame for everyone and add the vector clock; a frame for one member passes unchanged."""
         if frame.to != EVERYONE:
             self.down.append(frame)
             return
@@ -109,7 +109,7 @@ class Causal(Service):
         return clock
 
     def _pass_up_ready(self) -> None:
-        """Pass up every frame that waits for nothing any more, until none is left."""
+        """Pass up every frame that no longer waits for another one."""
         moved = self._waiting_count > 0
         while moved:
             moved = False
@@ -119,7 +119,7 @@ class Causal(Service):
                     moved = True
 
     def _is_ready(self, sender: int, waiting: _WaitingFrame) -> bool:
-        # The sender's own frames are checked by number, and no member can have more of our frames than we sent.
+        # The sender's own frames are checked by number. No member can have more of our frames than we have sent.
         skipped = (sender, self._policy.member)
         return all(count <= self._passed_up[member] for member, count in waiting.clock.items() if member not in skipped)
 
@@ -139,7 +139,7 @@ class Causal(Service):
         return min(firsts, key=lambda member: firsts[member])
 
     def _force_first_waiting(self, sender: int, forcing: set[int]) -> None:
-        """Pass up a sender's first waiting frame now, after the frames that it waits for, as far as they are here.
+        """Pass up a sender's first waiting frame now, after those frames that it waits for and that have arrived.
 
         `forcing` holds the senders whose frames are already being forced, which ends the recursion.
         """
@@ -166,13 +166,13 @@ class Causal(Service):
             self._waiting_count -= 1
 
     def wake(self, now: int) -> None:
-        """Skip missing frames that others have waited for during a message's lifetime."""
+        """Skip missing frames for which another frame has waited for a message's lifetime."""
         while (due := self.wake_at()) is not None and due <= now:
             self._force_first_waiting(self._sender_waiting_longest(), set())
             self._pass_up_ready()
 
     def wake_at(self) -> int | None:
-        """When the frame that has been waiting longest goes up without the missing ones, or None."""
+        """When the longest-waiting frame goes up without the frames that it waits for, or None."""
         if not self._waiting_count:
             return None
         firsts = [waiting[min(waiting)].waiting_since for waiting in self._waiting.values() if waiting]

@@ -16,7 +16,7 @@ from unisono.net.layer import Service
 from unisono.wire.frame import Frame, Kind, Nested
 
 WAITING_MAX = 1 << 14
-"""How many frames of one sender may wait for an earlier one; beyond that, the missing one is skipped."""
+"""How many frames of one sender may wait for an earlier one; beyond that, this layer skips the missing frame."""
 
 
 class _FifoStream:
@@ -28,7 +28,7 @@ class _FifoStream:
         self.incarnation_id = incarnation_id
         self.next_sequence = 0
         self.waiting_since: int | None = None
-        """Since when the next frame is missing while a later one waits, or None."""
+        """Since when a later frame waits for the next one, or None."""
         self.waiting: dict[int, Nested] = {}
 
 
@@ -46,7 +46,7 @@ class Fifo(Service):
         """The number of missing frames that were skipped."""
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """Number a frame for everyone; a frame for one member passes."""
+        """Number a frame for everyone; a frame for one member passes unchanged."""
         if frame.to == EVERYONE:
             self._send_numbered(now, frame)
         else:

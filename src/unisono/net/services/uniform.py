@@ -43,14 +43,14 @@ MESSAGE, HAVE, HAVE_REQUEST = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """Messages of one sender: all below `floor` except those in `lost`, and those of the next 64 set in `mask`."""
+    """The messages of one sender that a member has: below `floor` all but `lost`, of the next 64 those in `mask`."""
 
     floor: int
     mask: int
     lost: frozenset[int] = frozenset()
 
     def holds(self, number: int) -> bool:
-        """Whether it includes the message of this number."""
+        """Whether the member has the message of this number."""
         if number < self.floor:
             return number not in self.lost
         return number - self.floor < MASK_BITS and bool(self.mask >> (number - self.floor) & 1)
@@ -112,12 +112,12 @@ class UniformDelivery(Service):
         self._peers = [member for member in self._members if member != policy.member]
         self._received = {member: SequenceWindow() for member in self._members}
         self._lost: deque[tuple[int, int, int]] = deque()
-        """(time, member, number) of recently lost messages: a HAVE must not claim them while a peer may still wait."""
+        """(time, member, number) of recently lost messages: a HAVE lists them as lost while a peer may still wait."""
         least = have_bytes(len(self._members), LOST_MAX)
         if least > policy.max_frame:
             missing = least - policy.max_frame
-            text = f"uniform delivery to {len(self._members)} members needs {missing} more bytes per frame; raise it"
-            raise InvalidOption("max_frame", text)
+            delivery = f"uniform delivery to {len(self._members)} members"
+            raise InvalidOption("max_frame", f"{delivery} needs {missing} more bytes per frame; raise max_frame")
         self._incarnations: dict[int, tuple[int, int]] = {}
         self._waiting: deque[_WaitingMessage] = deque()
         self._last_haves: dict[int, list[Have]] = {}
@@ -133,7 +133,7 @@ class UniformDelivery(Service):
     # -- messages --------------------------------------------------------------------------------------------
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """Number a frame for everyone, and let it wait here too; a frame for one member passes."""
+        """Number a frame for everyone, and let it wait here too; a frame for one member passes unchanged."""
         if frame.to != EVERYONE:
             self.down.append(frame)
             return
@@ -192,7 +192,7 @@ class UniformDelivery(Service):
         self._release(now)
 
     def _release(self, now: int) -> None:
-        """Pass up or drop the first messages in the queue, as far as they have enough holders or have expired."""
+        """Pass up the first messages that wait, while each has enough holders; drop those that have expired."""
         waiting = self._waiting
         while waiting and (
             len(waiting[0].holders - self._departed) >= self._holders_needed or self._has_expired(now, waiting[0])
