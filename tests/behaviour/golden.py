@@ -442,7 +442,7 @@ def contents() -> dict[str, Example]:
         "log value": Example((SLOT, [PARCEL]), parcel.encode_log_value(SLOT, [PARCEL_BYTES]), parcel.decode_log_value),
         "log state": Example(log_state, parcel.encode_log_state(log_state), parcel.decode_log_state),
         "next view": Example(next_view, membership.encode_next_view(next_view), membership.decode_next_view),
-        "final messages": Example(RUN, finals.encode_messages(RUN), partial(finals.decode_messages, count=len(RUN))),
+        "final messages": Example(RUN, finals.encode_messages(RUN), partial(finals.decode_messages, number=len(RUN))),
         "final value": Example(final_value, finals.encode_value(final_value), finals.decode_value),
         "final state": Example(final_state, finals.encode_state(final_state), finals.decode_state),
         "group value": Example(items, multigroup.encode_value(items), multigroup.decode_value),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
@@ -50,19 +50,19 @@ def encode_set(messages: MessageSet) -> bytes:
 
 
 class Reader:
-    """Reads fields one after the other from the start of the data. Raises Unreadable if the data is too short."""
+    """Reads fields one after the other, from offset `at` on. Raises Unreadable if the data is too short."""
 
-    __slots__ = ("_at", "_data")
+    __slots__ = ("_data", "at")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self._data = data
-        self._at = 0
+        self.at = at
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
         """Read the fields of one struct."""
-        at = self._at
+        at = self.at
         self._expect_bytes(form.size)
-        self._at = at + form.size
+        self.at = at + form.size
         return form.unpack_from(self._data, at)
 
     def read_byte(self) -> int:
@@ -71,9 +71,9 @@ class Reader:
 
     def read_bytes(self, length: int) -> bytes:
         """Read `length` bytes."""
-        at = self._at
+        at = self.at
         self._expect_bytes(length)
-        self._at = at + length
+        self.at = at + length
         return self._data[at : at + length]
 
     def read_ref(self) -> MessageRef:
@@ -101,13 +101,13 @@ class Reader:
 
     def expect_end(self) -> None:
         """Raise Unreadable if any data is left."""
-        if self._at != len(self._data):
-            raise Unreadable(f"{len(self._data) - self._at} unexpected bytes after the end")
+        if self.at != len(self._data):
+            raise Unreadable(f"{len(self._data) - self.at} unexpected bytes after the end")
 
     def _expect_bytes(self, length: int) -> None:
-        remaining = len(self._data) - self._at
+        remaining = len(self._data) - self.at
         if length > remaining:
-            raise Unreadable(f"expected {length} bytes at offset {self._at}, but only {remaining} remain")
+            raise Unreadable(f"expected {length} bytes at offset {self.at}, but only {remaining} remain")
 
 
 # -- specifications ------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ class Fixed:
 
     name: str
     code: str
-    least: float = 0
-    most: float = inf
+    least: float | bytes = 0
+    most: float | bytes = inf
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
     counts: bool = False
@@ -184,6 +184,11 @@ def real(name: str, above: float, below: float) -> Fixed:
 def count(name: str, code: str = "H", least: int = 0, most: float = inf) -> Fixed:
     """The number of items of the attribute `name`, whose part follows later."""
     return Fixed(name, code, least, most, counts=True)
+
+
+def raw(name: str, size: int, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Fixed:
+    """A value of `size` bytes that is not one number. `read` raises Unreadable if the bytes are malformed."""
+    return Fixed(name, f"{size}s", bytes(size), b"\xff" * size, read, write)
 
 
 class Part(ABC):
@@ -287,6 +292,35 @@ class Mapped(Part):
         return found, end
 
 
+class Counted(Part):
+    """A part directly after the number of its items, for a message with several parts behind each other."""
+
+    def __init__(self, part: Part, code: str = "H") -> None:
+        super().__init__(part.name)
+        self._part = part
+        self._form = struct.Struct(f"!{code}")
+
+    def encode(self, value: Sized) -> bytes:
+        return self._form.pack(len(value)) + self._part.encode(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        start = at + self._form.size
+        if start > len(body):
+            raise Unreadable(f"{self.name}: the number of items is missing")
+        return self._part.decode(body, start, self._form.unpack_from(body, at)[0])
+
+
+class Messages(Part):
+    """A message set."""
+
+    def encode(self, value: MessageSet) -> bytes:
+        return encode_set(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[MessageSet, int]:
+        reader = Reader(body, at)
+        return reader.read_message_set(), reader.at
+
+
 def _end_of_rows(name: str, body: bytes, at: int, items: int | None, size: int) -> int:
     """The offset after rows of this size: `items` of them, or as many as the message still has."""
     if items is None:
@@ -346,7 +380,7 @@ class Spec(Generic[_Message]):
         attributes: dict[str, Any] = {}
         for field, value in zip(self._fixed, fields, strict=True):
             if not field.least <= value <= field.most:
-                raise Unreadable(f"{field.name}: expected {field.least} to {field.most}, found {value}")
+                raise Unreadable(f"{field.name}: expected {field.least!r} to {field.most!r}, found {value!r}")
             if not field.counts:
                 attributes[field.name] = value if field.read is None else field.read(value)
         for part in self._parts:
