@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from math import inf, nextafter
+from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet, SequenceRange
@@ -125,18 +126,21 @@ class Fixed:
 
     name: str
     code: str
-    least: float | bytes = 0
-    most: float | bytes = inf
+    least: float = 0
+    most: float = inf
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
     counts: bool = False
 
-    def wire_value(self, message: object) -> Any:
-        """The field's value on the wire, for a message."""
-        value = getattr(message, self.name)
-        if self.counts:
-            return len(value)
-        return value if self.write is None else self.write(value)
+    @property
+    def to_wire(self) -> Callable[[Any], Any] | None:
+        """Turns the attribute into the value on the wire; None if they are the same."""
+        return len if self.counts else self.write
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the struct code can hold a value that is not allowed."""
+        return self.least != 0 or self.most < 2 ** (8 * struct.calcsize(f"!{self.code}")) - 1
 
 
 def u8(name: str, least: int = 0, most: int = 2**8 - 1) -> Fixed:
@@ -188,7 +192,7 @@ def count(name: str, code: str = "H", least: int = 0, most: float = inf) -> Fixe
 
 def raw(name: str, size: int, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Fixed:
     """A value of `size` bytes that is not one number. `read` raises Unreadable if the bytes are malformed."""
-    return Fixed(name, f"{size}s", bytes(size), b"\xff" * size, read, write)
+    return Fixed(name, f"{size}s", read=read, write=write)
 
 
 class Part(ABC):
@@ -357,12 +361,26 @@ class Spec(Generic[_Message]):
         self.types: tuple[Any, ...] = (make,)
         """The types of the messages that this specification encodes."""
         self._check = check
+        self._names = tuple(each.name for each in self._fixed)
+        self._values_of = attrgetter(*self._names) if len(self._names) > 1 else self._few_values_of
+        self._written = tuple((at, each.to_wire) for at, each in enumerate(self._fixed) if each.to_wire is not None)
+        self._bounded = tuple((at, each) for at, each in enumerate(self._fixed) if each.is_bounded)
+        self._read = tuple((at, each.name, each.read) for at, each in enumerate(self._fixed) if each.read is not None)
         self._count_at = {each.name: at for at, each in enumerate(self._fixed) if each.counts}
 
     def encode(self, message: _Message) -> bytes:
         """Encode a message."""
-        head = self._form.pack(*[field.wire_value(message) for field in self._fixed])
+        values = list(self._values_of(message))
+        for at, to_wire in self._written:
+            values[at] = to_wire(values[at])
+        head = self._form.pack(*values)
+        if not self._parts:
+            return head
         return b"".join((head, *[part.encode(getattr(message, part.name)) for part in self._parts]))
+
+    def _few_values_of(self, message: _Message) -> tuple[Any, ...]:
+        """What `attrgetter` gives for two names or more, for one name or none."""
+        return tuple(getattr(message, name) for name in self._names)
 
     def decode(self, body: bytes) -> _Message:
         """Decode a message; raises Unreadable if it is malformed or a field is out of its bounds."""
@@ -377,12 +395,12 @@ class Spec(Generic[_Message]):
         if len(body) < at:
             raise Unreadable(f"expected {self.size} bytes at offset {start}, but only {len(body) - start} remain")
         fields = self._form.unpack_from(body, start)
-        attributes: dict[str, Any] = {}
-        for field, value in zip(self._fixed, fields, strict=True):
-            if not field.least <= value <= field.most:
-                raise Unreadable(f"{field.name}: expected {field.least!r} to {field.most!r}, found {value!r}")
-            if not field.counts:
-                attributes[field.name] = value if field.read is None else field.read(value)
+        for index, field in self._bounded:
+            if not field.least <= fields[index] <= field.most:
+                raise Unreadable(f"{field.name}: expected {field.least} to {field.most}, found {fields[index]}")
+        attributes: dict[str, Any] = dict(zip(self._names, fields, strict=True))
+        for index, name, read in self._read:
+            attributes[name] = read(fields[index])
         for part in self._parts:
             count_at = self._count_at.get(part.name)
             attributes[part.name], at = part.decode(body, at, None if count_at is None else fields[count_at])
