@@ -30,6 +30,7 @@ from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup
 from unisono.orders.priority import messages as priority
 from unisono.wire import beacon, control, door
+from unisono.wire.codec import encode_message
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -94,6 +95,12 @@ def _body(kind: Kind, value: Any, body: bytes, decode: Decode) -> Example:
     return _framed(_header(kind, body=body), value, lambda frame: decode(bytes(frame.body)))
 
 
+def _control(message: object) -> Example:
+    """A datagram whose message the door decodes."""
+    kind, body = encode_message(message)
+    return _framed(_header(kind, body=body), message, lambda frame: frame.message)
+
+
 def _messages(frame: Frame) -> Any:
     return None if frame.packed_messages is None else frame.packed_messages.messages()
 
@@ -119,7 +126,7 @@ RUN: Final = [b"one", b"three", b""]
 EQUAL: Final = [b"abc", b"def"]
 PARCEL: Final = parcel.Bundle(2, 5, 7, 40, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()))
 PARCEL_BYTES: Final = parcel.encode_bundle(PARCEL)
-ENTRY: Final = multigroup.StampedEntry(multigroup.stamp_of(1000, 2), 0b101, PARCEL_BYTES)
+ENTRY: Final = multigroup.StampedEntry(multigroup.stamp_of(1000, 2), 0b101, PARCEL)
 STAMP: Final = multigroup.stamp_of(2000, 3)
 SET: Final = MessageSet({(1, 4): ((0, 2), (5, 5)), (3, 1): ((7, 9),)})
 EXTENTS: Final = (MessageRange(SLOT, 1, 4, 10, 2), MessageRange(SLOT, 2, 5, 0, 1))
@@ -142,9 +149,7 @@ VIOLATION: Final = SlaViolation(
 
 def _data_frames() -> dict[str, Example]:
     piece = _data(FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, body=b"part")
-    wishes = control.encode_mark_requests(
-        control.encode_slot_request(4_000_000), control.encode_setting_requests(SETTING_REQUESTS)
-    )
+    requests = control.MarkRequests(4_000_000, SETTING_REQUESTS)
     return {
         "1 DATA messages of different sizes": _framed(_data(0, OutgoingMessages(RUN, same_size=False)), RUN, _messages),
         "1 DATA messages of one size, last of slot": _framed(
@@ -153,37 +158,31 @@ def _data_frames() -> dict[str, Example]:
         "1 DATA empty end of slot": _framed(_data(END_OF_SLOT), None, _messages),
         "1 DATA first piece": _framed(piece, b"part", lambda frame: bytes(frame.body)),
         "1 DATA wishes": _framed(
-            _data(END_OF_SLOT | SETTING_REQUEST, body=wishes),
-            (4_000_000, SETTING_REQUESTS),
-            lambda frame: control.decode_mark_requests(frame.body),
+            _data(END_OF_SLOT | SETTING_REQUEST, body=control.MARK_REQUESTS.encode(requests)),
+            requests,
+            lambda frame: frame.message,
         ),
     }
 
 
 def _control_frames() -> dict[str, Example]:
     heard = (control.SeenPeer(1, 4, True), control.SeenPeer(3, 6, False))
-    hello = control.Hello(5_000_000, 10_000_000, 2_000_000, 99, 250.5, 8, 4000, 12, True, heard, True, (1, 4), 2, 3, 17)
+    hello = control.Hello(5_000_000, 10_000_000, 2_000_000, 99, 250.5, 8, 4000, 12, True, heard, True, 1, 4, 2, 3, 17)
     segments = (Segment(10, 50_000_000, 5_000_000), Segment(20, 100_000_000, 4_000_000))
     step = control.JoinStep.MERGE
     join = control.Join(
         5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, SETTING_REQUESTS
     )  # fmt: skip
-    pairs: dict[str, tuple[Kind, Any, bytes, Decode]] = {
-        "2 HELLO": (Kind.HELLO, hello, control.encode_hello(hello), control.decode_hello),
-        "3 PROBE": (Kind.PROBE, 123, control.encode_probe(123), control.decode_probe),
-        "4 ECHO": (Kind.ECHO, (1, 2, 3), control.encode_echo(1, 2, 3), control.decode_echo),
-        "6 JOIN": (Kind.JOIN, join, control.encode_join(join), control.decode_join),
-        "16 NEW_RATE": (Kind.NEW_RATE, (4, 10), control.encode_new_rate(4, 10), control.decode_new_rate),
-        "17 RESERVED": (Kind.RESERVED, (4, True), control.encode_reserved(4, True), control.decode_reserved),
+    messages: dict[str, object] = {
+        "2 HELLO": hello,
+        "3 PROBE": control.Probe(123),
+        "4 ECHO": control.Echo(1, 2, 3),
+        "6 JOIN": join,
+        "16 NEW_RATE": control.NewRate(4, 10),
+        "17 RESERVED": control.Reserved(4, True),
+        "40 HEARTBEAT": control.Heartbeat(9, 20_000_000),
     }
-    beating = control.Heartbeat(9, 20_000_000)
-    pairs["40 HEARTBEAT"] = (
-        Kind.HEARTBEAT,
-        beating,
-        control.encode_heartbeat(beating),
-        control.decode_heartbeat,
-    )
-    return {label: _body(*given) for label, given in pairs.items()}
+    return {label: _control(message) for label, message in messages.items()}
 
 
 def _layer_frames() -> dict[str, Example]:
@@ -288,7 +287,7 @@ def _agreement_frames() -> dict[str, Example]:
         "58 TELL": membership.Unicast(4, 0, b"body"),
         "59 FLUSH": membership.Flush(3, {1: 4, 2: 5}),
         "60 FLUSHED": membership.Flushed(3, True, {1: 9, 2: 8}),
-        "61 CUT": membership.LastMessages(3, {1: 9, 2: 8}, {1: 2, 2: 2}),
+        "61 CUT": membership.LastMessages(3, (membership.LastMessage(1, 9, 2), membership.LastMessage(2, 8, 2))),
         "62 ENTER": membership.MembershipRequest(False, 2, 7, 1, 500),
         "63 PAST need": membership.MessageRequest(3, 2, 6),
         "63 PAST message": membership.Relayed(3, 2, 0, b"body"),
@@ -300,31 +299,18 @@ def _agreement_frames() -> dict[str, Example]:
         "73 WANT": finals.RecoveryRequest(EXTENTS),
         "74 GIVE": finals.RecoveryReply(EXTENTS[1], 100, 20, b"part"),
     }
-    found = {}
-    for module, messages in ((consensus, agreed), (membership, viewed), (finals, final)):
-        for label, message in messages.items():
-            kind, body = module.encode(message)
-            found[label] = _body(kind, message, body, module.DECODERS[kind])
-    return found
+    return {label: _control(message) for label, message in (agreed | viewed | final).items()}
 
 
 def _group_frames() -> dict[str, Example]:
-    cast = multigroup.Cast(1000, 0b11, PARCEL_BYTES)
-    stream = multigroup.StreamSegment(2, 5, 9, STAMP, (ENTRY,))
-    ack, want = multigroup.StreamAck(2, 9), multigroup.BarrierRequest(STAMP, 0b110)
-    said = multigroup.TopologyMessage(multigroup.TopologyStep.ADMIT, 2, 3, 40, STAMP)
-    bodies: dict[str, tuple[Kind, Any, bytes]] = {
-        "80 CAST": (Kind.GROUP_CAST, cast, multigroup.encode_cast(cast)),
-        "81 STREAM": (
-            Kind.GROUP_STREAM,
-            stream,
-            multigroup.encode_stream_segment(stream, [multigroup.encode_entry(ENTRY)]),
-        ),
-        "82 APPLIED": (Kind.GROUP_STREAM_ACK, ack, multigroup.encode_stream_ack(ack)),
-        "83 CALL": (Kind.BARRIER_REQUEST, want, multigroup.encode_barrier_request(want)),
-        "84 BOND": (Kind.TOPOLOGY, said, multigroup.encode_topology_message(said)),
+    messages: dict[str, object] = {
+        "80 CAST": multigroup.Cast(1000, 0b11, PARCEL),
+        "81 STREAM": multigroup.StreamSegment(2, 5, 9, STAMP, (ENTRY,)),
+        "82 APPLIED": multigroup.StreamAck(2, 9),
+        "83 CALL": multigroup.BarrierRequest(STAMP, 0b110),
+        "84 BOND": multigroup.TopologyMessage(multigroup.TopologyStep.ADMIT, 2, 3, 40, STAMP),
     }
-    return {label: _body(kind, value, body, multigroup.DECODERS[kind]) for label, (kind, value, body) in bodies.items()}
+    return {label: _control(message) for label, message in messages.items()}
 
 
 def frames() -> dict[str, Example]:
@@ -366,13 +352,20 @@ def _group_state() -> multigroup.GroupState:
     return multigroup.GroupState(
         STAMP,
         3,
-        {2: (5, 8)},
+        {2: multigroup.NextBundle(5, 8)},
         {3: multigroup.StreamState(9, 9, (ENTRY,))},
-        {2: (9, STAMP)},
-        ((2, 9, ENTRY),),
-        (STAMP, 2),
+        {2: multigroup.SourceBarrier(9, STAMP)},
+        (multigroup.NumberedEntry(2, 9, ENTRY),),
+        STAMP,
+        2,
         {(2, 5): b"piece"},
-        multigroup.TopologySnapshot(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
+        multigroup.TopologySnapshot(
+            2,
+            0b11,
+            {3: multigroup.OutgoingLinkState(1, 2, 9, 4)},
+            {2: multigroup.IncomingLinkState(1, True, STAMP, 3)},
+            {2: 2},
+        ),
     )
 
 
@@ -397,13 +390,13 @@ def _priority_state() -> priority.PriorityState:
 
 def contents() -> dict[str, Example]:
     """The contents of other frames and records: agreed values, states, bodies, the beacon."""
-    items: list[multigroup.Item] = [
-        multigroup.Cast(1000, 0b11, PARCEL_BYTES),
+    items: list[multigroup.LogItem] = [
+        multigroup.Cast(1000, 0b11, PARCEL),
         multigroup.Null(4, STAMP),
         multigroup.ReceivedByAll(3, 9),
         multigroup.TopologyMessage(multigroup.TopologyStep.RELEASED, 2, 3),
     ]
-    log_state = parcel.LogState(40, SLOT, {2: parcel.SenderState(5, 8, b"piece")})
+    log_state = parcel.LogState(40, SLOT, (parcel.SenderState(2, 5, 8, b"piece"),))
     next_view = membership.NextView({1: 4, 3: 6}, {1: 9, 2: 8})
     final_value, final_state = (
         finals.FinalLogValue({1: 4}, EXTENTS),
@@ -429,8 +422,10 @@ def contents() -> dict[str, Example]:
         "confirm": multigroup.ConfirmTopology(4),
     }
     for name, settled in controls.items():
-        data = parcel.encode_bundle(parcel.Bundle(2, 5, 7, 40, 0, multigroup.encode_control(settled)))
-        found[f"group control {name}"] = Example(settled, data, multigroup.decode_control)
+        bundle = parcel.Bundle(2, 5, 7, 40, 0, multigroup.encode_control(settled))
+        found[f"group control {name}"] = Example(
+            settled, parcel.encode_bundle(bundle), lambda data: multigroup.control_in_bundle(parcel.decode_bundle(data))
+        )
 
     def command(data: bytes) -> Any:
         read = control.decode_settings_with_verdict(data)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from math import inf, nextafter
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet, SequenceRange
@@ -26,6 +26,7 @@ from unisono.wire.frame import Frame, Kind
 SEQUENCE_LIMIT = 2**63
 """Sequence numbers are smaller than this."""
 _BYTE = struct.Struct("!B")
+_LENGTH = struct.Struct("!I")
 _REF = struct.Struct("!HIQ")
 _COUNT = struct.Struct("!H")
 _ORIGIN = struct.Struct("!HIH")
@@ -304,7 +305,7 @@ class Counted(Part):
         self._part = part
         self._form = struct.Struct(f"!{code}")
 
-    def encode(self, value: Sized) -> bytes:
+    def encode(self, value: Collection[Any]) -> bytes:
         return self._form.pack(len(value)) + self._part.encode(value)
 
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
@@ -312,6 +313,71 @@ class Counted(Part):
         if start > len(body):
             raise Unreadable(f"{self.name}: the number of items is missing")
         return self._part.decode(body, start, self._form.unpack_from(body, at)[0])
+
+
+class Sized(Part):
+    """A part directly after its length in bytes."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.name)
+        self._part = part
+
+    def encode(self, value: Any) -> bytes:
+        data = self._part.encode(value)
+        return _LENGTH.pack(len(data)) + data
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        start = at + _LENGTH.size
+        if start > len(body):
+            raise Unreadable(f"{self.name}: the length is missing")
+        end = start + _LENGTH.unpack_from(body, at)[0]
+        value, used = self._part.decode(body[start:end], 0, None)
+        if start + used != end:
+            raise Unreadable(f"{self.name}: expected {end - start} bytes, found {used}")
+        return value, end
+
+
+class Item(Part):
+    """One message inside another."""
+
+    def __init__(self, name: str, item: Spec[Any]) -> None:
+        super().__init__(name)
+        self._item = item
+
+    def encode(self, value: Any) -> bytes:
+        return self._item.encode(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        return self._item.decode_at(body, at)
+
+
+class Keyed(Part):
+    """A mapping with a `count`, in ascending order of its keys, each key once. Keys are numbers or tuples of them."""
+
+    def __init__(self, key_codes: str, value: Part) -> None:
+        super().__init__(value.name)
+        self._key = struct.Struct(f"!{key_codes}")
+        self._is_tuple = len(key_codes) > 1
+        self._value = value
+
+    def encode(self, value: Mapping[Any, Any]) -> bytes:
+        parts: list[bytes] = []
+        for key, each in sorted(value.items(), key=itemgetter(0)):
+            parts += (self._key.pack(*key) if self._is_tuple else self._key.pack(key), self._value.encode(each))
+        return b"".join(parts)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[dict[Any, Any], int]:
+        found: dict[Any, Any] = {}
+        for _ in range(items or 0):
+            start = at + self._key.size
+            if start > len(body):
+                raise Unreadable(f"{self.name}: a key is missing")
+            key: Any = self._key.unpack_from(body, at)
+            key = key if self._is_tuple else key[0]
+            if key in found:
+                raise Unreadable(f"{self.name}: the key {key} is repeated")
+            found[key], at = self._value.decode(body, start, None)
+        return found, at
 
 
 class Messages(Part):
