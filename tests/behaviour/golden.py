@@ -376,13 +376,13 @@ def _priority_state() -> priority.PriorityState:
     return priority.PriorityState(
         position=10,
         clock=18,
-        next_sequences=(((1, 4), 4), ((2, 5), 5)),
+        next_messages=(MessageRef(1, 4, 4), MessageRef(2, 5, 5)),
         queue=(priority.QueueEntry(priority.MessageBody(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
         tail_locks=(waiting,),
         waiting=(priority.QueueEntry(message, waiting.origin, ()),),
-        acks=(((1, 4), ack),),
+        acks=(priority.ReceivedAck((1, 4), ack),),
         history=SET,
-        consumed_by=(((3, 1), SET),),
+        consumed_by=(priority.ConsumedHistory((3, 1), SET),),
         consumed_by_all=SET,
         fixed_prefix=SET,
     )
@@ -411,7 +411,7 @@ def contents() -> dict[str, Example]:
         "acknowledgment": priority.Ack(MessageRef(1, 4, 3), SET, SET),
         "decision": priority.InsertionDecision(MessageRef(1, 4, 3), 7, SET, SET),
         "progress": priority.Progress(SET),
-        "last progress": priority.Progress(SET, True),
+        "last progress": priority.FinalProgress(SET),
     }
     found = {
         f"priority {label}": Example(body, priority.encode_body(body), priority.decode_body)

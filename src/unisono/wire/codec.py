@@ -3,8 +3,6 @@
 A `Spec` lists the fields of a message in their order on the wire, with their bounds. Encoder and decoder follow from
 it. The door decodes every control message once and hands the typed message to the layers. Only the frame header and
 packed messages are coded by hand, in `frame`, because every message passes through them.
-
-`Reader` and the functions for message references and message sets serve stored states, which are not frames.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ SEQUENCE_LIMIT = 2**63
 _BYTE = struct.Struct("!B")
 _LENGTH = struct.Struct("!I")
 _REF = struct.Struct("!HIQ")
+REF_BYTES = _REF.size
 _COUNT = struct.Struct("!H")
 _ORIGIN = struct.Struct("!HIH")
 _RANGE = struct.Struct("!QI")
@@ -42,6 +41,14 @@ def encode_ref(ref: MessageRef) -> bytes:
     return _REF.pack(*ref)
 
 
+def decode_ref(data: bytes) -> MessageRef:
+    """Decode a message reference of REF_BYTES bytes; raises Unreadable if its sequence number is too large."""
+    ref = MessageRef._make(_REF.unpack(data))
+    if ref.sequence >= SEQUENCE_LIMIT:
+        raise Unreadable(f"sequence number {ref.sequence} is too large; it must be less than 2**63")
+    return ref
+
+
 def encode_set(messages: MessageSet) -> bytes:
     """Encode a message set as the sequence ranges of each origin. Equal sets have equal bytes."""
     parts = [_COUNT.pack(len(messages.ranges))]
@@ -51,65 +58,31 @@ def encode_set(messages: MessageSet) -> bytes:
     return b"".join(parts)
 
 
-class Reader:
-    """Reads fields one after the other, from offset `at` on. Raises Unreadable if the data is too short."""
+def _read_set(data: bytes, at: int) -> tuple[MessageSet, int]:
+    """Read a message set; returns it and the offset after it.
 
-    __slots__ = ("_data", "at")
-
-    def __init__(self, data: bytes, at: int = 0) -> None:
-        self._data = data
-        self.at = at
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        """Read the fields of one struct."""
-        at = self.at
-        self._expect_bytes(form.size)
-        self.at = at + form.size
-        return form.unpack_from(self._data, at)
-
-    def read_byte(self) -> int:
-        """Read one byte as a number."""
-        return self.unpack(_BYTE)[0]
-
-    def read_bytes(self, length: int) -> bytes:
-        """Read `length` bytes."""
-        at = self.at
-        self._expect_bytes(length)
-        self.at = at + length
-        return self._data[at : at + length]
-
-    def read_ref(self) -> MessageRef:
-        """Read a message reference."""
-        sender, incarnation, sequence = self.unpack(_REF)
-        if sequence >= SEQUENCE_LIMIT:
-            raise Unreadable(f"sequence number {sequence} is too large; it must be less than 2**63")
-        return MessageRef(sender, incarnation, sequence)
-
-    def read_message_set(self) -> MessageSet:
-        """Read a message set. Ranges must be ascending and not adjacent, so that each set has only one encoding."""
-        ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = {}
-        for _ in range(self.unpack(_COUNT)[0]):
-            sender, incarnation, count = self.unpack(_ORIGIN)
-            if (sender, incarnation) in ranges or count == 0:
+    Ranges must be ascending and not adjacent, so that each set has only one encoding.
+    """
+    ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = {}
+    try:
+        (origins,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        for _ in range(origins):
+            sender, incarnation, number = _ORIGIN.unpack_from(data, at)
+            at += _ORIGIN.size
+            if (sender, incarnation) in ranges or number == 0:
                 raise Unreadable(f"message set: origin ({sender}, {incarnation}) is repeated or has no ranges")
             read: list[SequenceRange] = []
-            for _ in range(count):
-                first, more = self.unpack(_RANGE)
+            for _ in range(number):
+                first, more = _RANGE.unpack_from(data, at)
+                at += _RANGE.size
                 if first >= SEQUENCE_LIMIT or (read and first <= read[-1][1] + 1):
                     raise Unreadable(f"message set: the range that starts at {first} is out of order or too large")
                 read.append((first, first + more))
             ranges[sender, incarnation] = tuple(read)
-        return MessageSet(ranges)
-
-    def expect_end(self) -> None:
-        """Raise Unreadable if any data is left."""
-        if self.at != len(self._data):
-            raise Unreadable(f"{len(self._data) - self.at} unexpected bytes after the end")
-
-    def _expect_bytes(self, length: int) -> None:
-        remaining = len(self._data) - self.at
-        if length > remaining:
-            raise Unreadable(f"expected {length} bytes at offset {self.at}, but only {remaining} remain")
+    except struct.error as error:
+        raise Unreadable(f"message set: the data ends inside it, at offset {at}") from error
+    return MessageSet(ranges), at
 
 
 # -- specifications ------------------------------------------------------------------------------------------
@@ -387,8 +360,7 @@ class Messages(Part):
         return encode_set(value)
 
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[MessageSet, int]:
-        reader = Reader(body, at)
-        return reader.read_message_set(), reader.at
+        return _read_set(body, at)
 
 
 def _end_of_rows(name: str, body: bytes, at: int, items: int | None, size: int) -> int:
