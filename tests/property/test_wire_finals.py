@@ -80,7 +80,11 @@ def test_values_round_trip(participants: dict[int, int], held: tuple[MessageRang
 
 @given(st.builds(FinalLogState, u62, u62, incarnations, sets, incarnations))
 def test_states_round_trip(state: FinalLogState) -> None:
-    assert wire.decode_state(wire.encode_state(state)) == state
+    data = wire.encode_state(state)
+    assert wire.decode_state(data) == state
+    for malformed in (data[:-1], data + b"\0"):
+        with pytest.raises(Unreadable):
+            wire.decode_state(malformed)
 
 
 @given(st.binary(max_size=80))

@@ -194,9 +194,22 @@ def test_values(value: list[LogItem]) -> None:
     assert decode_value(encode_value(value)) == value
 
 
-@given(states)
-def test_states(state: GroupState) -> None:
-    assert decode_state(encode_state(state)) == state
+@given(states, st.integers(min_value=0))
+def test_states(state: GroupState, length: int) -> None:
+    data = encode_state(state)
+    assert decode_state(data) == state
+    with pytest.raises(Unreadable):
+        decode_state(data[: length % len(data)])
+    with pytest.raises(Unreadable):
+        decode_state(data + b"\0")
+
+
+def test_a_state_that_names_a_sender_twice_is_refused() -> None:
+    data = encode_state(GroupState(next_serials={1: NextBundle(7, 8), 2: NextBundle(7, 8)}))
+    first, second = bytes.fromhex("0001 00000007"), bytes.fromhex("0002 00000007")
+    assert data.count(second) == 1
+    with pytest.raises(Unreadable, match="repeated"):
+        decode_state(data.replace(second, first))
 
 
 @given(st.builds(NumberedEntry, st.integers(0, 63), numbers, entries))
