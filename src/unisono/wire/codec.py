@@ -325,7 +325,7 @@ class Item(Part):
 
 
 class Keyed(Part):
-    """A mapping with a `count`, in ascending order of its keys, each key once. Keys are numbers or tuples of them."""
+    """A mapping with a `count`, each key once: a number or a tuple of numbers. The encoder writes the keys in order."""
 
     def __init__(self, key_codes: str, value: Part) -> None:
         super().__init__(value.name)
