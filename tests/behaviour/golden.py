@@ -126,7 +126,7 @@ RUN: Final = [b"one", b"three", b""]
 EQUAL: Final = [b"abc", b"def"]
 PARCEL: Final = parcel.Bundle(2, 5, 7, 40, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()))
 PARCEL_BYTES: Final = parcel.encode_bundle(PARCEL)
-ENTRY: Final = multigroup.StampedEntry(multigroup.stamp_of(1000, 2), 0b101, PARCEL_BYTES)
+ENTRY: Final = multigroup.StampedEntry(multigroup.stamp_of(1000, 2), 0b101, PARCEL)
 STAMP: Final = multigroup.stamp_of(2000, 3)
 SET: Final = MessageSet({(1, 4): ((0, 2), (5, 5)), (3, 1): ((7, 9),)})
 EXTENTS: Final = (MessageRange(SLOT, 1, 4, 10, 2), MessageRange(SLOT, 2, 5, 0, 1))
@@ -291,30 +291,18 @@ def _agreement_frames() -> dict[str, Example]:
         "73 WANT": finals.RecoveryRequest(EXTENTS),
         "74 GIVE": finals.RecoveryReply(EXTENTS[1], 100, 20, b"part"),
     }
-    found = {label: _control(message) for label, message in (agreed | viewed).items()}
-    for label, message in final.items():
-        kind, body = finals.encode(message)
-        found[label] = _body(kind, message, body, finals.DECODERS[kind])
-    return found
+    return {label: _control(message) for label, message in (agreed | viewed | final).items()}
 
 
 def _group_frames() -> dict[str, Example]:
-    cast = multigroup.Cast(1000, 0b11, PARCEL_BYTES)
-    stream = multigroup.StreamSegment(2, 5, 9, STAMP, (ENTRY,))
-    ack, want = multigroup.StreamAck(2, 9), multigroup.BarrierRequest(STAMP, 0b110)
-    said = multigroup.TopologyMessage(multigroup.TopologyStep.ADMIT, 2, 3, 40, STAMP)
-    bodies: dict[str, tuple[Kind, Any, bytes]] = {
-        "80 CAST": (Kind.GROUP_CAST, cast, multigroup.encode_cast(cast)),
-        "81 STREAM": (
-            Kind.GROUP_STREAM,
-            stream,
-            multigroup.encode_stream_segment(stream, [multigroup.encode_entry(ENTRY)]),
-        ),
-        "82 APPLIED": (Kind.GROUP_STREAM_ACK, ack, multigroup.encode_stream_ack(ack)),
-        "83 CALL": (Kind.BARRIER_REQUEST, want, multigroup.encode_barrier_request(want)),
-        "84 BOND": (Kind.TOPOLOGY, said, multigroup.encode_topology_message(said)),
+    messages: dict[str, object] = {
+        "80 CAST": multigroup.Cast(1000, 0b11, PARCEL),
+        "81 STREAM": multigroup.StreamSegment(2, 5, 9, STAMP, (ENTRY,)),
+        "82 APPLIED": multigroup.StreamAck(2, 9),
+        "83 CALL": multigroup.BarrierRequest(STAMP, 0b110),
+        "84 BOND": multigroup.TopologyMessage(multigroup.TopologyStep.ADMIT, 2, 3, 40, STAMP),
     }
-    return {label: _body(kind, value, body, multigroup.DECODERS[kind]) for label, (kind, value, body) in bodies.items()}
+    return {label: _control(message) for label, message in messages.items()}
 
 
 def frames() -> dict[str, Example]:
@@ -356,13 +344,20 @@ def _group_state() -> multigroup.GroupState:
     return multigroup.GroupState(
         STAMP,
         3,
-        {2: (5, 8)},
+        {2: multigroup.NextBundle(5, 8)},
         {3: multigroup.StreamState(9, 9, (ENTRY,))},
-        {2: (9, STAMP)},
-        ((2, 9, ENTRY),),
-        (STAMP, 2),
+        {2: multigroup.SourceBarrier(9, STAMP)},
+        (multigroup.NumberedEntry(2, 9, ENTRY),),
+        STAMP,
+        2,
         {(2, 5): b"piece"},
-        multigroup.TopologySnapshot(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
+        multigroup.TopologySnapshot(
+            2,
+            0b11,
+            {3: multigroup.OutgoingLinkState(1, 2, 9, 4)},
+            {2: multigroup.IncomingLinkState(1, True, STAMP, 3)},
+            {2: 2},
+        ),
     )
 
 
@@ -373,13 +368,13 @@ def _priority_state() -> priority.PriorityState:
     return priority.PriorityState(
         position=10,
         clock=18,
-        next_sequences=(((1, 4), 4), ((2, 5), 5)),
+        next_messages=(MessageRef(1, 4, 4), MessageRef(2, 5, 5)),
         queue=(priority.QueueEntry(priority.MessageBody(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
         tail_locks=(waiting,),
         waiting=(priority.QueueEntry(message, waiting.origin, ()),),
-        acks=(((1, 4), ack),),
+        acks=(priority.ReceivedAck((1, 4), ack),),
         history=SET,
-        consumed_by=(((3, 1), SET),),
+        consumed_by=(priority.ConsumedHistory((3, 1), SET),),
         consumed_by_all=SET,
         fixed_prefix=SET,
     )
@@ -387,13 +382,13 @@ def _priority_state() -> priority.PriorityState:
 
 def contents() -> dict[str, Example]:
     """The contents of other frames and records: agreed values, states, bodies, the beacon."""
-    items: list[multigroup.Item] = [
-        multigroup.Cast(1000, 0b11, PARCEL_BYTES),
+    items: list[multigroup.LogItem] = [
+        multigroup.Cast(1000, 0b11, PARCEL),
         multigroup.Null(4, STAMP),
         multigroup.ReceivedByAll(3, 9),
         multigroup.TopologyMessage(multigroup.TopologyStep.RELEASED, 2, 3),
     ]
-    log_state = parcel.LogState(40, SLOT, {2: parcel.SenderState(5, 8, b"piece")})
+    log_state = parcel.LogState(40, SLOT, (parcel.SenderState(2, 5, 8, b"piece"),))
     next_view = membership.NextView({1: 4, 3: 6}, {1: 9, 2: 8})
     final_value, final_state = (
         finals.FinalLogValue({1: 4}, EXTENTS),
@@ -408,7 +403,7 @@ def contents() -> dict[str, Example]:
         "acknowledgment": priority.Ack(MessageRef(1, 4, 3), SET, SET),
         "decision": priority.InsertionDecision(MessageRef(1, 4, 3), 7, SET, SET),
         "progress": priority.Progress(SET),
-        "last progress": priority.Progress(SET, True),
+        "last progress": priority.FinalProgress(SET),
     }
     found = {
         f"priority {label}": Example(body, priority.encode_body(body), priority.decode_body)
@@ -419,8 +414,10 @@ def contents() -> dict[str, Example]:
         "confirm": multigroup.ConfirmTopology(4),
     }
     for name, settled in controls.items():
-        data = parcel.encode_bundle(parcel.Bundle(2, 5, 7, 40, 0, multigroup.encode_control(settled)))
-        found[f"group control {name}"] = Example(settled, data, multigroup.decode_control)
+        bundle = parcel.Bundle(2, 5, 7, 40, 0, multigroup.encode_control(settled))
+        found[f"group control {name}"] = Example(
+            settled, parcel.encode_bundle(bundle), lambda data: multigroup.control_in_bundle(parcel.decode_bundle(data))
+        )
 
     def command(data: bytes) -> Any:
         read = control.decode_settings_with_verdict(data)
@@ -432,7 +429,7 @@ def contents() -> dict[str, Example]:
         "log value": Example((SLOT, [PARCEL]), parcel.encode_log_value(SLOT, [PARCEL_BYTES]), parcel.decode_log_value),
         "log state": Example(log_state, parcel.encode_log_state(log_state), parcel.decode_log_state),
         "next view": Example(next_view, membership.encode_next_view(next_view), membership.decode_next_view),
-        "final messages": Example(RUN, finals.encode_messages(RUN), partial(finals.decode_messages, count=len(RUN))),
+        "final messages": Example(RUN, finals.encode_messages(RUN), partial(finals.decode_messages, number=len(RUN))),
         "final value": Example(final_value, finals.encode_value(final_value), finals.decode_value),
         "final state": Example(final_state, finals.encode_state(final_state), finals.decode_state),
         "group value": Example(items, multigroup.encode_value(items), multigroup.decode_value),

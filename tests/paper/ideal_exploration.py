@@ -14,7 +14,7 @@ from tests.worlds.ideal_views import Action, IdealGroup, IdealViewChange, Peer
 
 from unisono.model.message_set import MessageOrigin, MessageRef
 from unisono.orders.priority.insertion import DecisionMode, Insertion
-from unisono.orders.priority.messages import Ack, InsertionDecision, MessageBody, Progress
+from unisono.orders.priority.messages import Ack, FinalProgress, InsertionDecision, MessageBody
 from unisono.orders.priority.queue import ConsumableQueue, QueuedMessage
 
 OPTIONAL = frozenset({"crash", "leave", "admit"})
@@ -107,7 +107,7 @@ def _up_to(group: IdealGroup, peer: Peer, sender: MessageOrigin, ref: MessageRef
     received, bodies = peer.received_counts.get(sender, 0), group.bodies[peer.view, sender]
     for number in range(received, group.receivable_count(peer.view, sender)):
         body = bodies[number]
-        if isinstance(body, MessageBody) or (isinstance(body, Progress) and body.final):
+        if isinstance(body, MessageBody | FinalProgress):
             return number + 1 - received if ref is None else 0
         if ref is not None and isinstance(body, Ack | InsertionDecision) and body.ref == ref:
             return number + 1 - received

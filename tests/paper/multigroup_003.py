@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from unisono.model.topology import Topology
 from unisono.orders.multigroup.barriers import BarrierQueue
 from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Cast, Null, checked_bundle, encode_value, stamp_of
-from unisono.orders.packing import Bundle, encode_bundle
+from unisono.orders.multigroup.messages import Cast, Null, encode_value, stamp_of
+from unisono.orders.packing import Bundle
 from unisono.wire.frame import OutgoingMessages, read_packed_messages
 
 TWO_GROUPS = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})
@@ -112,14 +112,12 @@ class ImplementedGroup:
     def cast(self, m: Message) -> Cast:
         packed = OutgoingMessages([m.name.encode()], same_size=True)
         bundle = Bundle(m.sender, 1, m.serial, m.serial, 0, b"".join(packed.parts()))
-        return Cast(round(m.ts * 1000), self.topology.mask(m.to), encode_bundle(bundle))
+        return Cast(round(m.ts * 1000), self.topology.mask(m.to), bundle)
 
     def decide(self, *batch: Message) -> None:
         """Decide(k, msgSet)."""
         items = [Null(self.log.null_count, stamp_of(round(m.ts * 1000), 0)) if m.null else self.cast(m) for m in batch]
-        own = self.log.apply(encode_value(items))
-        assert own is not None
-        for entry in own:
+        for entry in self.log.apply(encode_value(items)):
             self.barrier_queue.add_own(entry)
         self.deliver()
 
@@ -134,8 +132,7 @@ class ImplementedGroup:
 
     def deliver(self) -> None:
         for _, entry in self.barrier_queue.pop_deliverable(self.log.last_stamp):
-            bundle = checked_bundle(entry.bundle)
-            packed = read_packed_messages(bundle.body, 0, len(bundle.body))
+            packed = read_packed_messages(entry.bundle.body, 0, len(entry.bundle.body))
             assert packed is not None
             self.delivered += [message.decode() for message in packed.messages()]
 

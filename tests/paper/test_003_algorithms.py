@@ -22,12 +22,12 @@ from unisono.model.topology import LIVENESS, Liveness, Multigroup, Topology
 from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
 from unisono.orders.multigroup.barriers import BarrierRequests
 from unisono.orders.multigroup.group_log import PendingProposals
-from unisono.orders.multigroup.messages import Cast, checked_bundle, encode_cast, stamp_of
+from unisono.orders.multigroup.messages import Cast, stamp_of
 from unisono.orders.multigroup.order import QuasiGenuine
-from unisono.orders.packing import Bundle, encode_bundle
+from unisono.orders.packing import Bundle
 from unisono.sim.result import Result
 from unisono.sim.run import run
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.codec import control_frame
 
 MS = NS_PER_MS
 DELTA = 5 * MS
@@ -93,10 +93,10 @@ def test_lines_14_to_18_undecided_messages_are_proposed_as_a_batch() -> None:
     ours, proposals = ImplementedGroup("0"), PendingProposals()
     for serial in range(4):
         cast = ours.cast(Message(f"m{serial}", serial, 1, serial))
-        proposals.add(checked_bundle(cast.bundle), cast, 0)
+        proposals.add(cast, 0)
     proposals.discard_decided(1, 1, 2)
     proposed, largest_stamp = proposals.pop_until(horizon=10_000, max_bytes=1000)
-    assert [checked_bundle(cast.bundle).serial for cast in proposed] == [2, 3]
+    assert [cast.bundle.serial for cast in proposed] == [2, 3]
     assert largest_stamp == stamp_of(3000, 1)
     assert proposals.pop_until(horizon=10_000, max_bytes=1000) == ([], 0)
 
@@ -229,12 +229,10 @@ def test_a_retransmission_does_not_lengthen_the_measured_window() -> None:
         multigroup=Multigroup(TWO_GROUPS, window_ns=None),
     )
     order = QuasiGenuine(policy, UnlimitedNetwork())
-    cast = Cast(WARM, 1, encode_bundle(Bundle(1, 1, 0, 0, 0, b"")))
+    cast = Cast(WARM, 1, Bundle(1, 1, 0, 0, 0, b""))
     for retransmitted_after_ns in (0, 10 * DELTA):
         sent_ns = WARM + retransmitted_after_ns
-        order.from_below(
-            sent_ns + 4 * MS, Frame(Kind.GROUP_CAST, 1, 1, policy.epoch, 0, 0, sent_ns=sent_ns, body=encode_cast(cast))
-        )
+        order.from_below(sent_ns + 4 * MS, control_frame(cast, 1, 1, policy.epoch, sent_ns=sent_ns))
         assert order.wait_window.ns == 5 * MS
 
 

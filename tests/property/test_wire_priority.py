@@ -9,6 +9,7 @@ from unisono.model.message_set import MessageRef, MessageSet
 from unisono.model.policy import PRIORITY_MAX
 from unisono.orders.priority.messages import (
     Ack,
+    FinalProgress,
     InsertionDecision,
     MessageBody,
     PriorityBody,
@@ -39,7 +40,8 @@ BODIES = st.one_of(
     MESSAGES,
     st.builds(Ack, REFS, SETS, SETS),
     st.builds(InsertionDecision, REFS, NUMBERS, SETS, SETS),
-    st.builds(Progress, SETS, st.booleans()),
+    st.builds(Progress, SETS),
+    st.builds(FinalProgress, SETS),
 )
 
 

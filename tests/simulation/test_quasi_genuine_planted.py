@@ -20,7 +20,6 @@ from unisono.orders.multigroup.barriers import BarrierQueue, SourceGroup
 from unisono.orders.multigroup.group_log import PendingProposals
 from unisono.orders.multigroup.messages import Cast, StampedEntry, TopologyControl, stamp_of
 from unisono.orders.multigroup.topology_change import LinkState, TopologyState
-from unisono.orders.packing import Bundle
 from unisono.sim.run import run
 
 SEEDS = range(1, 8)
@@ -147,11 +146,11 @@ def test_discarding_late_messages_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     original = PendingProposals.add
     latest = [0]
 
-    def add(proposals: PendingProposals, bundle: Bundle, cast: Cast, next_serial: int) -> bool:
+    def add(proposals: PendingProposals, cast: Cast, next_serial: int) -> bool:
         if cast.ts + 1_000_000 < latest[0]:
             return False
         latest[0] = max(latest[0], cast.ts)
-        return original(proposals, bundle, cast, next_serial)
+        return original(proposals, cast, next_serial)
 
     monkeypatch.setattr(PendingProposals, "add", add)
     assert violation(("validity",)).witness is not None

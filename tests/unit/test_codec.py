@@ -136,6 +136,8 @@ def test_the_decoder_enforces_the_bounds_of_each_field(spec: Spec[Any], message:
 def test_the_bounds_themselves_are_allowed(spec: Spec[Any], message: Any) -> None:
     body = spec.encode(message)
     for at, field in enumerate(spec._fixed):
+        if field.code.endswith("s"):  # raw bytes have no bounds
+            continue
         limit = 256 ** struct.calcsize(field.code) - 1 if field.code != "d" else inf
         for value in (field.least, min(field.most, limit)):
             # The rest of the message may contradict this value.
@@ -216,7 +218,13 @@ DECODED_ELSEWHERE = {
         "decode_next_view",
         "decode_value",
     },
-    "stored records and transferred states": {"decode_handover", "decode_log_state", "decode_record", "decode_state"},
+    "stored records and transferred states": {
+        "_LOG_STATE.decode",
+        "decode_handover",
+        "decode_log_state",
+        "decode_record",
+        "decode_state",
+    },
     "contents that consist of several frames": {"decode_messages"},
     "messages of the priority order inside multicasts": {"decode_body"},
     "the content of a setting request, which members repeat unread": {"decode_settings_with_verdict"},

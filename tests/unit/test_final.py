@@ -34,6 +34,7 @@ from unisono.orders.final.messages import (
 )
 from unisono.orders.final.recovery import Recovery
 from unisono.stack import build
+from unisono.wire.codec import Unreadable
 
 SENDER_SLOT = (7, 1, 1)
 HOLE_TIMEOUT_NS = 100
@@ -79,7 +80,8 @@ def test_the_first_occurrence_in_the_log_counts_and_late_messages_follow() -> No
     copy = FinalLog()
     copy.restore(RestoredState(2, log.state()))
     assert (copy.k, copy.message_count, copy.slot, copy.final, copy.participants) == (2, 8, 9, log.final, {1: 4})
-    assert log.apply(3, b"\x00") is None
+    with pytest.raises(Unreadable):
+        log.apply(3, b"\x00")
 
 
 def test_messages_of_very_old_incarnations_do_not_become_final() -> None:

@@ -20,6 +20,7 @@ from unisono.orders.log.order import BUNDLES_MAX, AgreedLog, ConsensusOrder
 from unisono.orders.packing import Bundle, decode_bundle, decode_log_value, encode_bundle, encode_log_value
 from unisono.sim import run
 from unisono.stack import build
+from unisono.wire.codec import Unreadable
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, OutgoingMessages
 
 MS = NS_PER_MS
@@ -31,7 +32,7 @@ def bundle(sender: int, serial: int, *messages: bytes, incarnation: int = 1, seq
 
 
 def deliver(log: AgreedLog, slot: int, *bundles: Bundle) -> list[tuple[int, list[bytes]]]:
-    assert log.apply(encode_log_value(slot, [encode_bundle(b) for b in bundles]))
+    log.apply(encode_log_value(slot, [encode_bundle(b) for b in bundles]))
     found = [(batch.sender, batch.messages) for batch in log.batches]
     log.batches.clear()
     return found
@@ -46,8 +47,10 @@ def test_bundles_and_values_round_trip() -> None:
 
 def test_a_truncated_value_is_refused() -> None:
     value = encode_log_value(12, [encode_bundle(bundle(3, 7, b"a", b"bc"))])
-    for length in range(len(value)):
-        assert length == 8 or decode_log_value(value[:length]) is None, f"{length} bytes were decoded"
+    assert decode_log_value(value[:8]) == (12, [])
+    for length in set(range(len(value))) - {8}:
+        with pytest.raises(Unreadable):
+            decode_log_value(value[:length])
 
 
 def test_the_first_bundle_with_a_serial_number_counts_and_only_in_order() -> None:
@@ -82,8 +85,9 @@ def test_a_snapshot_replaces_the_log_even_in_the_middle_of_a_message() -> None:
     assert restored.first_slot == 6
 
 
-def test_values_that_cannot_be_decoded_are_ignored_and_such_states_refused() -> None:
-    assert not AgreedLog().apply(b"junk")
+def test_values_and_states_that_cannot_be_decoded_are_refused() -> None:
+    with pytest.raises(Unreadable):
+        AgreedLog().apply(b"junk")
     with pytest.raises(StorageError, match="cannot be read"):
         AgreedLog().restore(RestoredState(3, b"junk"))
 

@@ -10,21 +10,20 @@ from unisono.orders.multigroup.messages import (
     Cast,
     ConfirmTopology,
     GroupState,
-    Item,
+    LogItem,
     Null,
     ReceivedByAll,
     SetReceivers,
     TopologyControl,
     TopologyMessage,
     TopologyStep,
-    checked_bundle,
     encode_control,
     encode_value,
     stamp_of,
     time_of,
 )
 from unisono.orders.multigroup.topology_change import LinkState
-from unisono.orders.packing import Bundle, encode_bundle
+from unisono.orders.packing import Bundle
 from unisono.wire.frame import OutgoingMessages, read_packed_messages
 
 A, B = 0, 1
@@ -42,18 +41,16 @@ class Group:
         self.delivered: list[str] = []
         self._serials: dict[int, int] = {}
 
-    def decide(self, *items: Item) -> None:
-        own = self.log.apply(encode_value(items))
-        assert own is not None
-        for entry in own:
+    def decide(self, *items: LogItem) -> None:
+        for entry in self.log.apply(encode_value(items)):
             self.barrier_queue.add_own(entry)
         self.barrier_queue.update_sources(self.topology.incoming)
         self.deliver()
 
-    def bundle(self, sender: int, body: bytes) -> bytes:
+    def bundle(self, sender: int, body: bytes) -> Bundle:
         serial = self._serials.get(sender, 0)
         self._serials[sender] = serial + 1
-        return encode_bundle(Bundle(sender, 1, serial, serial, 0, body))
+        return Bundle(sender, 1, serial, serial, 0, body)
 
     def send(self, ts: int, sender: int, name: str, to: Sequence[int]) -> None:
         body = b"".join(OutgoingMessages([name.encode()], same_size=True).parts())
@@ -73,8 +70,7 @@ class Group:
 
     def deliver(self) -> None:
         for _, entry in self.barrier_queue.pop_deliverable(self.log.last_stamp):
-            bundle = checked_bundle(entry.bundle)
-            packed = read_packed_messages(bundle.body, 0, len(bundle.body))
+            packed = read_packed_messages(entry.bundle.body, 0, len(entry.bundle.body))
             assert packed is not None
             self.delivered += [message.decode() for message in packed.messages()]
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 from unisono.errors import InvalidOption, InvariantViolated, MessageTooLarge
 from unisono.model.policy import Policy
@@ -28,6 +29,7 @@ from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.net.fec.layer import net_max_burst
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.net.rmcast.layer import copies_reservation
+from unisono.wire.codec import SEQUENCE_LIMIT, Bytes, Items, Spec, Unreadable, count, u16, u32, u64
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -395,13 +397,15 @@ class Rqueue:
 _BUNDLE = struct.Struct("!HIQQB")
 _SLOT = struct.Struct("!Q")
 _LENGTH = struct.Struct("!I")
-BUNDLE_OVERHEAD_BYTES = _SLOT.size + _LENGTH.size + _BUNDLE.size
+BUNDLE_BYTES = _BUNDLE.size
+"""The bytes of a bundle besides its body."""
+LENGTH_BYTES = _LENGTH.size
+BUNDLE_OVERHEAD_BYTES = _SLOT.size + LENGTH_BYTES + BUNDLE_BYTES
 """The bytes before the body of the only bundle of a log value."""
 _FLAGS = FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
+class Bundle(NamedTuple):  # created for each message of an agreed log, and cheaper to create than a dataclass
     """A sender's bundle number `serial`: packed messages, or a fragment of one message, as the frame flags say."""
 
     sender: int
@@ -414,20 +418,25 @@ class Bundle:
 
 def encode_bundle(bundle: Bundle) -> bytes:
     """Encode a bundle."""
-    head = _BUNDLE.pack(bundle.sender, bundle.incarnation, bundle.serial, bundle.first_sequence, bundle.flags)
-    return head + bundle.body
+    return _BUNDLE.pack(*bundle[:5]) + bundle.body
 
 
-def decode_bundle(data: bytes) -> Bundle | None:
-    """Decode a bundle; None if it is malformed."""
-    if len(data) < _BUNDLE.size:
-        return None
-    sender, incarnation, serial, sequence, flags = _BUNDLE.unpack_from(data)
-    body = data[_BUNDLE.size :]
-    if max(serial, sequence) >= 2**63 or flags & ~_FLAGS:
-        return None
+def decode_bundle(data: bytes) -> Bundle:
+    """Decode a bundle; raises Unreadable if it is malformed."""
+    return read_bundle(data, 0, len(data))
+
+
+def read_bundle(data: bytes, at: int, end: int) -> Bundle:
+    """Read the bundle in data[at:end]; raises Unreadable if it is malformed."""
+    start = at + BUNDLE_BYTES
+    if not start <= end <= len(data):
+        raise Unreadable(f"a bundle of {end - at} bytes at offset {at} does not fit into {len(data)} bytes")
+    sender, incarnation, serial, sequence, flags = _BUNDLE.unpack_from(data, at)
+    body = data[start:end]
+    if serial >= SEQUENCE_LIMIT or sequence >= SEQUENCE_LIMIT or flags & ~_FLAGS:
+        raise Unreadable(f"a field of a bundle is out of range: {serial=}, {sequence=}, {flags=}")
     if not (body if flags & FRAGMENT else not flags and read_packed_messages(body, 0, len(body)) is not None):
-        return None
+        raise Unreadable("a bundle holds neither a fragment nor packed messages")
     return Bundle(sender, incarnation, serial, sequence, flags, body)
 
 
@@ -439,33 +448,29 @@ def encode_log_value(slot: int, bundles: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def decode_log_value(value: bytes) -> tuple[int, list[Bundle]] | None:
-    """Decode a log value into its slot and bundles; None if it is malformed."""
+def decode_log_value(value: bytes) -> tuple[int, list[Bundle]]:
+    """Decode a log value into its slot and bundles; raises Unreadable if it is malformed."""
     if len(value) < _SLOT.size:
-        return None
+        raise Unreadable(f"a log value of {len(value)} bytes has no slot")
     (slot,) = _SLOT.unpack_from(value)
+    if slot >= SEQUENCE_LIMIT:
+        raise Unreadable(f"slot {slot} is too large; it must be less than 2**63")
     bundles: list[Bundle] = []
     at = _SLOT.size
     while at < len(value):
-        if at + _LENGTH.size > len(value):
-            return None
-        end = at + _LENGTH.size + _LENGTH.unpack_from(value, at)[0]
-        bundle = decode_bundle(value[at + _LENGTH.size : end]) if end <= len(value) else None
-        if bundle is None:
-            return None
-        bundles.append(bundle)
-        at = end
-    return (slot, bundles) if slot < 2**63 else None
-
-
-_STATE = struct.Struct("!QQH")
-_SENDER = struct.Struct("!HIQI")
+        start = at + LENGTH_BYTES
+        if start > len(value):
+            raise Unreadable(f"the length of a bundle at offset {at} is missing")
+        at = start + _LENGTH.unpack_from(value, at)[0]
+        bundles.append(read_bundle(value, start, at))
+    return slot, bundles
 
 
 @dataclass(frozen=True, slots=True)
 class SenderState:
     """A sender's incarnation, its next bundle, and the fragments so far of an incomplete message."""
 
+    member: int
     incarnation: int
     next_serial: int
     fragments: bytes
@@ -473,36 +478,24 @@ class SenderState:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Replaces a prefix of the log: its number of messages, its last slot, and the state of each sender."""
+    """Replaces a prefix of the log: its number of messages, its last slot, and the senders in ascending order."""
 
     messages: int
     slot: int
-    senders: dict[int, SenderState]
+    senders: tuple[SenderState, ...]
+
+
+_SENDER_STATE = Spec(
+    SenderState, u16("member"), u32("incarnation"), u64("next_serial"), count("fragments", "I"), Bytes("fragments")
+)
+_LOG_STATE = Spec(LogState, u64("messages"), u64("slot"), count("senders"), Items("senders", _SENDER_STATE))
 
 
 def encode_log_state(state: LogState) -> bytes:
     """Encode a log state."""
-    parts = [_STATE.pack(state.messages, state.slot, len(state.senders))]
-    for member, sender in sorted(state.senders.items()):
-        head = _SENDER.pack(member, sender.incarnation, sender.next_serial, len(sender.fragments))
-        parts += (head, sender.fragments)
-    return b"".join(parts)
+    return _LOG_STATE.encode(state)
 
 
-def decode_log_state(data: bytes) -> LogState | None:
-    """Decode a log state; None if it is malformed."""
-    if len(data) < _STATE.size:
-        return None
-    messages, slot, count = _STATE.unpack_from(data)
-    senders: dict[int, SenderState] = {}
-    at = _STATE.size
-    for _ in range(count):
-        if at + _SENDER.size > len(data):
-            return None
-        sender, incarnation, serial, length = _SENDER.unpack_from(data, at)
-        at += _SENDER.size
-        if at + length > len(data):
-            return None
-        senders[sender] = SenderState(incarnation, serial, data[at : at + length])
-        at += length
-    return LogState(messages, slot, senders) if at == len(data) else None
+def decode_log_state(data: bytes) -> LogState:
+    """Decode a log state; raises Unreadable if it is malformed."""
+    return _LOG_STATE.decode(data)

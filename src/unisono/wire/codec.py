@@ -3,19 +3,18 @@
 A `Spec` lists the fields of a message in their order on the wire, with their bounds. Encoder and decoder follow from
 it. The door decodes every control message once and hands the typed message to the layers. Only the frame header and
 packed messages are coded by hand, in `frame`, because every message passes through them.
-
-`Reader` and the functions for message references and message sets serve stored states, which are not frames.
 """
 
 from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from math import inf, nextafter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet, SequenceRange
@@ -25,7 +24,9 @@ from unisono.wire.frame import Frame, Kind
 SEQUENCE_LIMIT = 2**63
 """Sequence numbers are smaller than this."""
 _BYTE = struct.Struct("!B")
+_LENGTH = struct.Struct("!I")
 _REF = struct.Struct("!HIQ")
+REF_BYTES = _REF.size
 _COUNT = struct.Struct("!H")
 _ORIGIN = struct.Struct("!HIH")
 _RANGE = struct.Struct("!QI")
@@ -40,6 +41,14 @@ def encode_ref(ref: MessageRef) -> bytes:
     return _REF.pack(*ref)
 
 
+def decode_ref(data: bytes) -> MessageRef:
+    """Decode a message reference of REF_BYTES bytes; raises Unreadable if its sequence number is too large."""
+    ref = MessageRef._make(_REF.unpack(data))
+    if ref.sequence >= SEQUENCE_LIMIT:
+        raise Unreadable(f"sequence number {ref.sequence} is too large; it must be less than 2**63")
+    return ref
+
+
 def encode_set(messages: MessageSet) -> bytes:
     """Encode a message set as the sequence ranges of each origin. Equal sets have equal bytes."""
     parts = [_COUNT.pack(len(messages.ranges))]
@@ -49,65 +58,31 @@ def encode_set(messages: MessageSet) -> bytes:
     return b"".join(parts)
 
 
-class Reader:
-    """Reads fields one after the other from the start of the data. Raises Unreadable if the data is too short."""
+def _read_set(data: bytes, at: int) -> tuple[MessageSet, int]:
+    """Read a message set; returns it and the offset after it.
 
-    __slots__ = ("_at", "_data")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        """Read the fields of one struct."""
-        at = self._at
-        self._expect_bytes(form.size)
-        self._at = at + form.size
-        return form.unpack_from(self._data, at)
-
-    def read_byte(self) -> int:
-        """Read one byte as a number."""
-        return self.unpack(_BYTE)[0]
-
-    def read_bytes(self, length: int) -> bytes:
-        """Read `length` bytes."""
-        at = self._at
-        self._expect_bytes(length)
-        self._at = at + length
-        return self._data[at : at + length]
-
-    def read_ref(self) -> MessageRef:
-        """Read a message reference."""
-        sender, incarnation, sequence = self.unpack(_REF)
-        if sequence >= SEQUENCE_LIMIT:
-            raise Unreadable(f"sequence number {sequence} is too large; it must be less than 2**63")
-        return MessageRef(sender, incarnation, sequence)
-
-    def read_message_set(self) -> MessageSet:
-        """Read a message set. Ranges must be ascending and not adjacent, so that each set has only one encoding."""
-        ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = {}
-        for _ in range(self.unpack(_COUNT)[0]):
-            sender, incarnation, count = self.unpack(_ORIGIN)
-            if (sender, incarnation) in ranges or count == 0:
+    Ranges must be ascending and not adjacent, so that each set has only one encoding.
+    """
+    ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = {}
+    try:
+        (origins,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        for _ in range(origins):
+            sender, incarnation, number = _ORIGIN.unpack_from(data, at)
+            at += _ORIGIN.size
+            if (sender, incarnation) in ranges or number == 0:
                 raise Unreadable(f"message set: origin ({sender}, {incarnation}) is repeated or has no ranges")
             read: list[SequenceRange] = []
-            for _ in range(count):
-                first, more = self.unpack(_RANGE)
+            for _ in range(number):
+                first, more = _RANGE.unpack_from(data, at)
+                at += _RANGE.size
                 if first >= SEQUENCE_LIMIT or (read and first <= read[-1][1] + 1):
                     raise Unreadable(f"message set: the range that starts at {first} is out of order or too large")
                 read.append((first, first + more))
             ranges[sender, incarnation] = tuple(read)
-        return MessageSet(ranges)
-
-    def expect_end(self) -> None:
-        """Raise Unreadable if any data is left."""
-        if self._at != len(self._data):
-            raise Unreadable(f"{len(self._data) - self._at} unexpected bytes after the end")
-
-    def _expect_bytes(self, length: int) -> None:
-        remaining = len(self._data) - self._at
-        if length > remaining:
-            raise Unreadable(f"expected {length} bytes at offset {self._at}, but only {remaining} remain")
+    except struct.error as error:
+        raise Unreadable(f"message set: the data ends inside it, at offset {at}") from error
+    return MessageSet(ranges), at
 
 
 # -- specifications ------------------------------------------------------------------------------------------
@@ -131,12 +106,15 @@ class Fixed:
     write: Callable[[Any], Any] | None = None
     counts: bool = False
 
-    def wire_value(self, message: object) -> Any:
-        """The field's value on the wire, for a message."""
-        value = getattr(message, self.name)
-        if self.counts:
-            return len(value)
-        return value if self.write is None else self.write(value)
+    @property
+    def to_wire(self) -> Callable[[Any], Any] | None:
+        """Turns the attribute into the value on the wire; None if they are the same."""
+        return len if self.counts else self.write
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the struct code can hold a value that is not allowed."""
+        return self.least != 0 or self.most < 2 ** (8 * struct.calcsize(f"!{self.code}")) - 1
 
 
 def u8(name: str, least: int = 0, most: int = 2**8 - 1) -> Fixed:
@@ -184,6 +162,11 @@ def real(name: str, above: float, below: float) -> Fixed:
 def count(name: str, code: str = "H", least: int = 0, most: float = inf) -> Fixed:
     """The number of items of the attribute `name`, whose part follows later."""
     return Fixed(name, code, least, most, counts=True)
+
+
+def raw(name: str, size: int, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Fixed:
+    """A value of `size` bytes that is not one number. `read` raises Unreadable if the bytes are malformed."""
+    return Fixed(name, f"{size}s", read=read, write=write)
 
 
 class Part(ABC):
@@ -287,6 +270,99 @@ class Mapped(Part):
         return found, end
 
 
+class Counted(Part):
+    """A part directly after the number of its items, for a message with several parts behind each other."""
+
+    def __init__(self, part: Part, code: str = "H") -> None:
+        super().__init__(part.name)
+        self._part = part
+        self._form = struct.Struct(f"!{code}")
+
+    def encode(self, value: Collection[Any]) -> bytes:
+        return self._form.pack(len(value)) + self._part.encode(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        start = at + self._form.size
+        if start > len(body):
+            raise Unreadable(f"{self.name}: the number of items is missing")
+        return self._part.decode(body, start, self._form.unpack_from(body, at)[0])
+
+
+class Sized(Part):
+    """A part directly after its length in bytes."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.name)
+        self._part = part
+
+    def encode(self, value: Any) -> bytes:
+        data = self._part.encode(value)
+        return _LENGTH.pack(len(data)) + data
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        start = at + _LENGTH.size
+        if start > len(body):
+            raise Unreadable(f"{self.name}: the length is missing")
+        end = start + _LENGTH.unpack_from(body, at)[0]
+        value, used = self._part.decode(body[start:end], 0, None)
+        if start + used != end:
+            raise Unreadable(f"{self.name}: expected {end - start} bytes, found {used}")
+        return value, end
+
+
+class Item(Part):
+    """One message inside another."""
+
+    def __init__(self, name: str, item: Spec[Any]) -> None:
+        super().__init__(name)
+        self._item = item
+
+    def encode(self, value: Any) -> bytes:
+        return self._item.encode(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
+        return self._item.decode_at(body, at)
+
+
+class Keyed(Part):
+    """A mapping with a `count`, each key once: a number or a tuple of numbers. The encoder writes the keys in order."""
+
+    def __init__(self, key_codes: str, value: Part) -> None:
+        super().__init__(value.name)
+        self._key = struct.Struct(f"!{key_codes}")
+        self._is_tuple = len(key_codes) > 1
+        self._value = value
+
+    def encode(self, value: Mapping[Any, Any]) -> bytes:
+        parts: list[bytes] = []
+        for key, each in sorted(value.items(), key=itemgetter(0)):
+            parts += (self._key.pack(*key) if self._is_tuple else self._key.pack(key), self._value.encode(each))
+        return b"".join(parts)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[dict[Any, Any], int]:
+        found: dict[Any, Any] = {}
+        for _ in range(items or 0):
+            start = at + self._key.size
+            if start > len(body):
+                raise Unreadable(f"{self.name}: a key is missing")
+            key: Any = self._key.unpack_from(body, at)
+            key = key if self._is_tuple else key[0]
+            if key in found:
+                raise Unreadable(f"{self.name}: the key {key} is repeated")
+            found[key], at = self._value.decode(body, start, None)
+        return found, at
+
+
+class Messages(Part):
+    """A message set."""
+
+    def encode(self, value: MessageSet) -> bytes:
+        return encode_set(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[MessageSet, int]:
+        return _read_set(body, at)
+
+
 def _end_of_rows(name: str, body: bytes, at: int, items: int | None, size: int) -> int:
     """The offset after rows of this size: `items` of them, or as many as the message still has."""
     if items is None:
@@ -323,12 +399,26 @@ class Spec(Generic[_Message]):
         self.types: tuple[Any, ...] = (make,)
         """The types of the messages that this specification encodes."""
         self._check = check
+        self._names = tuple(each.name for each in self._fixed)
+        self._values_of = attrgetter(*self._names) if len(self._names) > 1 else self._few_values_of
+        self._written = tuple((at, each.to_wire) for at, each in enumerate(self._fixed) if each.to_wire is not None)
+        self._bounded = tuple((at, each) for at, each in enumerate(self._fixed) if each.is_bounded)
+        self._read = tuple((at, each.name, each.read) for at, each in enumerate(self._fixed) if each.read is not None)
         self._count_at = {each.name: at for at, each in enumerate(self._fixed) if each.counts}
 
     def encode(self, message: _Message) -> bytes:
         """Encode a message."""
-        head = self._form.pack(*[field.wire_value(message) for field in self._fixed])
+        values = list(self._values_of(message))
+        for at, to_wire in self._written:
+            values[at] = to_wire(values[at])
+        head = self._form.pack(*values)
+        if not self._parts:
+            return head
         return b"".join((head, *[part.encode(getattr(message, part.name)) for part in self._parts]))
+
+    def _few_values_of(self, message: _Message) -> tuple[Any, ...]:
+        """What `attrgetter` gives for two names or more, for one name or none."""
+        return tuple(getattr(message, name) for name in self._names)
 
     def decode(self, body: bytes) -> _Message:
         """Decode a message; raises Unreadable if it is malformed or a field is out of its bounds."""
@@ -343,12 +433,12 @@ class Spec(Generic[_Message]):
         if len(body) < at:
             raise Unreadable(f"expected {self.size} bytes at offset {start}, but only {len(body) - start} remain")
         fields = self._form.unpack_from(body, start)
-        attributes: dict[str, Any] = {}
-        for field, value in zip(self._fixed, fields, strict=True):
-            if not field.least <= value <= field.most:
-                raise Unreadable(f"{field.name}: expected {field.least} to {field.most}, found {value}")
-            if not field.counts:
-                attributes[field.name] = value if field.read is None else field.read(value)
+        for index, field in self._bounded:
+            if not field.least <= fields[index] <= field.most:
+                raise Unreadable(f"{field.name}: expected {field.least} to {field.most}, found {fields[index]}")
+        attributes: dict[str, Any] = dict(zip(self._names, fields, strict=True))
+        for index, name, read in self._read:
+            attributes[name] = read(fields[index])
         for part in self._parts:
             count_at = self._count_at.get(part.name)
             attributes[part.name], at = part.decode(body, at, None if count_at is None else fields[count_at])

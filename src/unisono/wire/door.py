@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -46,10 +46,7 @@ class Refusal(StrEnum):
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-_DATA = Kind.DATA.value
 
-Decoder: TypeAlias = Callable[[bytes], object | None]
-"""Decodes the body of a control message; None if it is malformed."""
 BodyReader: TypeAlias = "Callable[[Door, Frame, bytes, int, int], Frame | Refusal]"
 """Reads the body in data[start:end] into a frame that already has its header."""
 Header: TypeAlias = tuple[Kind, int, int, int, int, int, int, int, int, int]
@@ -57,14 +54,8 @@ Header: TypeAlias = tuple[Kind, int, int, int, int, int, int, int, int, int]
 LayerReader: TypeAlias = "Callable[[Door, Header, bytes, int, int], Frame | Refusal]"
 """Builds a layer's frame from its header and data[start:end]."""
 
-_control: dict[Kind, Decoder] = {}
 _bodies: dict[Kind, BodyReader] = {}
 _layers: dict[Kind, LayerReader] = {}
-
-
-def register_control(decoders: Mapping[Kind, Decoder]) -> None:
-    """Register the decoders of control messages. Each protocol's messages module registers its own."""
-    _control.update(decoders)
 
 
 def register_body(kind: Kind, reader: BodyReader) -> None:
@@ -179,9 +170,6 @@ class Door:
         if frame.flags:
             return Refusal.BAD_CONTROL
         frame.body = data[start:end]
-        if frame.kind in _control:
-            frame.message = _control[frame.kind](frame.body)
-            return Refusal.BAD_CONTROL if frame.message is None else frame
         try:
             frame.message = decode_message(frame.kind, frame.body)
         except Unreadable:

@@ -19,7 +19,6 @@ from itertools import accumulate, pairwise
 from unisono.model.events import PackedMessages
 from unisono.model.units import EVERYONE
 
-COUNT_MAX = 0xFFFF
 _HEAD = struct.Struct("!HH")
 PACKED_HEADER_BYTES = _HEAD.size
 MIXED_SIZES = 0xFFFF

@@ -22,6 +22,7 @@ from unisono.errors import StorageError
 from unisono.model.events import PackedMessages, RemainingMessages
 from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRange, MessageSet, SenderSlot, SequenceRange
 from unisono.orders.final.messages import FinalLogState, Holdings, decode_state, decode_value, encode_state
+from unisono.wire.codec import Unreadable
 from unisono.wire.frame import Frame
 
 INCARNATIONS_KEPT = 16
@@ -230,11 +231,9 @@ class FinalLog:
         self.final: MessageSet = NO_MESSAGES
         self._closed_incarnations: dict[int, int] = {}
 
-    def apply(self, k: int, value: bytes) -> list[AgreedRange] | None:
-        """Apply the next decided value. Returns the messages that it makes final, or None if it is malformed."""
+    def apply(self, k: int, value: bytes) -> list[AgreedRange]:
+        """Apply the next decided value. Returns the messages that it makes final; raises Unreadable if malformed."""
         decoded = decode_value(value)
-        if decoded is None:
-            return None
         self.k = k
         for member, incarnation in decoded.new_participants.items():
             self.participants[member] = max(incarnation, self.participants.get(member, 0))
@@ -275,12 +274,13 @@ class FinalLog:
 
     def restore(self, restored: RestoredState) -> None:
         """Continue from a snapshot."""
-        state = decode_state(restored.state)
-        if state is None:
+        try:
+            state = decode_state(restored.state)
+        except Unreadable as error:
             raise StorageError(
                 f"the snapshot of the final order up to instance {restored.k} cannot be read: it is damaged or of an "
-                "incompatible version; restore this member's original storage"
-            )
+                f"incompatible version; restore this member's original storage ({error})"
+            ) from error
         self.k, self.message_count, self.slot, self.final = restored.k, state.message_count, state.slot, state.final
         self.participants, self._closed_incarnations = dict(state.participants), dict(state.closed_incarnations)
 

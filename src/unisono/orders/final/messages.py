@@ -1,39 +1,42 @@
 """Wire form of final deliveries: reports of held messages, recovery requests and replies.
 
-Also the values of the log that the members agree on, and the snapshot that replaces a prefix of that log. The decoders
-return None for malformed bytes.
+Also the values of the log that the members agree on, and the snapshot that replaces a prefix of that log.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 from unisono.model.message_set import NO_MESSAGES, MessageRange, MessageSet
-from unisono.wire.codec import Reader, Unreadable, encode_set
-from unisono.wire.door import register_control
+from unisono.wire.codec import (
+    SEQUENCE_LIMIT,
+    AnySpec,
+    Bytes,
+    Counted,
+    Mapped,
+    Messages,
+    Part,
+    Spec,
+    Unreadable,
+    count,
+    raw,
+    register,
+    u32,
+    u63,
+    u64,
+)
 from unisono.wire.frame import Kind
 
-_LIMIT = 2**63
-_HOLDINGS = struct.Struct("!QQ")
 _MESSAGE_RANGE = struct.Struct("!QHIQI")
-_PART = struct.Struct("!II")
 _LENGTH = struct.Struct("!I")
-_COUNT = struct.Struct("!H")
-_INCARNATION = struct.Struct("!HI")
-_STATE = struct.Struct("!QQ")
-HOLDINGS_BYTES, MESSAGE_RANGE_BYTES, INCARNATION_BYTES, COUNT_BYTES = (
-    _HOLDINGS.size,
-    _MESSAGE_RANGE.size,
-    _INCARNATION.size,
-    _COUNT.size,
-)
-RECOVERY_REPLY_BYTES = _MESSAGE_RANGE.size + _PART.size
+MESSAGE_RANGE_BYTES = _MESSAGE_RANGE.size
+INCARNATION_BYTES = struct.calcsize("!HI")
 LENGTH_BYTES = _LENGTH.size
 """Each message in a recovery reply starts with its length."""
-ALL_SLOTS_DONE = _LIMIT - 1
+ALL_SLOTS_DONE = SEQUENCE_LIMIT - 1
 """The done slot of a member whose inner order has left: it delivers nothing early any more."""
 
 
@@ -70,83 +73,69 @@ class RecoveryReply:
 FinalsMessage: TypeAlias = Holdings | RecoveryRequest | RecoveryReply
 
 
-def encode(message: FinalsMessage) -> tuple[Kind, bytes]:
-    """The kind and the body of the frame for a message."""
-    match message:
-        case Holdings():
-            return Kind.FINAL_REPORT, _HOLDINGS.pack(message.done_slot, message.delivered_instance) + _encode_ranges(
-                message.message_ranges
-            )
-        case RecoveryRequest():
-            return Kind.FINAL_REQUEST, _encode_ranges(message.message_ranges)
-        case RecoveryReply():
-            return Kind.FINAL_ANSWER, _MESSAGE_RANGE.pack(*message.message_range) + _PART.pack(
-                message.total_bytes, message.offset
-            ) + message.data
-        case _:
-            assert_never(message)
-
-
-def _encode_ranges(message_ranges: Sequence[MessageRange]) -> bytes:
-    return b"".join(_MESSAGE_RANGE.pack(*message_range) for message_range in message_ranges)
-
-
-def _decode_ranges(data: bytes, at: int) -> tuple[MessageRange, ...] | None:
-    """The ranges from offset `at` to the end, or None if one of them is impossible."""
-    if (len(data) - at) % MESSAGE_RANGE_BYTES:
-        return None
-    message_ranges = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(data[at:])))
-    return message_ranges if all(map(_is_valid, message_ranges)) else None
-
-
-def _is_valid(message_range: MessageRange) -> bool:
+def _is_possible(message_range: MessageRange) -> bool:
     return (
-        message_range.slot < _LIMIT
+        message_range.slot < SEQUENCE_LIMIT
         and message_range.length > 0
-        and message_range.first + message_range.length <= _LIMIT
+        and message_range.first + message_range.length <= SEQUENCE_LIMIT
     )
 
 
-def decode_holdings(data: bytes) -> Holdings | None:
-    """A part of a report, or None if it is malformed."""
-    if len(data) < HOLDINGS_BYTES:
-        return None
-    done_slot, delivered_instance = _HOLDINGS.unpack_from(data)
-    message_ranges = _decode_ranges(data, HOLDINGS_BYTES)
-    if message_ranges is None or max(done_slot, delivered_instance) >= _LIMIT:
-        return None
-    if any(message_range.slot > done_slot for message_range in message_ranges):
-        return None
-    return Holdings(done_slot, delivered_instance, message_ranges)
+def _read_range(data: bytes) -> MessageRange:
+    message_range = MessageRange._make(_MESSAGE_RANGE.unpack(data))
+    if not _is_possible(message_range):
+        raise Unreadable(f"impossible message range {message_range}")
+    return message_range
 
 
-def decode_recovery_request(data: bytes) -> RecoveryRequest | None:
-    """A recovery request, or None if it is malformed."""
-    message_ranges = _decode_ranges(data, 0)
-    return RecoveryRequest(message_ranges) if message_ranges else None
+class _Ranges(Part):
+    """Message ranges up to the end. A report can hold hundreds of them, so struct reads them all in one call."""
+
+    def encode(self, value: Sequence[MessageRange]) -> bytes:
+        return b"".join([_MESSAGE_RANGE.pack(*message_range) for message_range in value])
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRange, ...], int]:
+        if (len(body) - at) % MESSAGE_RANGE_BYTES:
+            raise Unreadable(f"{len(body) - at} bytes are not a whole number of message ranges")
+        message_ranges = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(body[at:])))
+        if not all(map(_is_possible, message_ranges)):
+            raise Unreadable(f"one of these message ranges is impossible: {message_ranges}")
+        return message_ranges, len(body)
 
 
-def decode_recovery_reply(data: bytes) -> RecoveryReply | None:
-    """A recovery reply, or None if it is malformed."""
-    if len(data) < RECOVERY_REPLY_BYTES:
-        return None
-    message_range = MessageRange._make(_MESSAGE_RANGE.unpack_from(data))
-    total_bytes, offset = _PART.unpack_from(data, MESSAGE_RANGE_BYTES)
-    part = data[RECOVERY_REPLY_BYTES:]
-    is_whole = offset == 0 and len(part) == total_bytes
-    if not _is_valid(message_range) or offset + len(part) > total_bytes or (message_range.length > 1 and not is_whole):
-        return None
-    if total_bytes and not part:
-        return None
-    return RecoveryReply(message_range, total_bytes, offset, part)
+def _reply_is_consistent(reply: RecoveryReply) -> bool:
+    """Whether the part lies in the whole, and is the whole if it holds several messages."""
+    size = len(reply.data)
+    if reply.message_range.length > 1:
+        return reply.offset == 0 and size == reply.total_bytes
+    return reply.offset + size <= reply.total_bytes and (size > 0 or not reply.total_bytes)
 
 
-DECODERS: Mapping[Kind, Callable[[bytes], FinalsMessage | None]] = {
-    Kind.FINAL_REPORT: decode_holdings,
-    Kind.FINAL_REQUEST: decode_recovery_request,
-    Kind.FINAL_ANSWER: decode_recovery_reply,
+_HOLDINGS = Spec(
+    Holdings,
+    u63("done_slot"),
+    u63("delivered_instance"),
+    _Ranges("message_ranges"),
+    check=lambda holdings: all(each.slot <= holdings.done_slot for each in holdings.message_ranges),
+)
+_RECOVERY_REPLY = Spec(
+    RecoveryReply,
+    raw("message_range", MESSAGE_RANGE_BYTES, _read_range, lambda each: _MESSAGE_RANGE.pack(*each)),
+    u32("total_bytes"),
+    u32("offset"),
+    Bytes("data"),
+    check=_reply_is_consistent,
+)
+SPECS: Final[Mapping[Kind, AnySpec]] = {
+    Kind.FINAL_REPORT: _HOLDINGS,
+    Kind.FINAL_REQUEST: Spec(
+        RecoveryRequest, _Ranges("message_ranges"), check=lambda request: len(request.message_ranges) > 0
+    ),
+    Kind.FINAL_ANSWER: _RECOVERY_REPLY,
 }
-register_control(DECODERS)
+register(SPECS)
+HOLDINGS_BYTES = _HOLDINGS.size
+RECOVERY_REPLY_BYTES = _RECOVERY_REPLY.size
 
 
 def encode_messages(messages: Sequence[bytes]) -> bytes:
@@ -154,15 +143,17 @@ def encode_messages(messages: Sequence[bytes]) -> bytes:
     return b"".join(part for message in messages for part in (_LENGTH.pack(len(message)), message))
 
 
-def decode_messages(data: bytes, count: int) -> list[bytes] | None:
-    """The messages, or None if their number is not `count`."""
+def decode_messages(data: bytes, number: int) -> list[bytes]:
+    """The messages of a recovery reply; raises Unreadable if their number is not `number`."""
     messages: list[bytes] = []
     at = 0
-    while at + LENGTH_BYTES <= len(data) and len(messages) < count:
+    while at + LENGTH_BYTES <= len(data) and len(messages) < number:
         end = at + LENGTH_BYTES + _LENGTH.unpack_from(data, at)[0]
         messages.append(data[at + LENGTH_BYTES : end])
         at = end
-    return messages if at == len(data) and len(messages) == count else None
+    if at != len(data) or len(messages) != number:
+        raise Unreadable(f"expected {number} messages in {len(data)} bytes, found {len(messages)} in {at} bytes")
+    return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +165,18 @@ class FinalLogValue:
     message_ranges: tuple[MessageRange, ...] = ()
 
 
+_VALUE = Spec(FinalLogValue, count("new_participants"), Mapped("new_participants", "HI"), _Ranges("message_ranges"))
+COUNT_BYTES = _VALUE.size
+
+
 def encode_value(value: FinalLogValue) -> bytes:
     """The value as bytes."""
-    incarnations = b"".join(_INCARNATION.pack(*entry) for entry in sorted(value.new_participants.items()))
-    return _COUNT.pack(len(value.new_participants)) + incarnations + _encode_ranges(value.message_ranges)
+    return _VALUE.encode(value)
 
 
-def decode_value(data: bytes) -> FinalLogValue | None:
-    """The value, or None if it is malformed."""
-    if len(data) < COUNT_BYTES:
-        return None
-    end = COUNT_BYTES + _COUNT.unpack_from(data)[0] * INCARNATION_BYTES
-    if end > len(data):
-        return None
-    new_participants = dict(_INCARNATION.iter_unpack(data[COUNT_BYTES:end]))
-    message_ranges = _decode_ranges(data, end)
-    return None if message_ranges is None else FinalLogValue(new_participants, message_ranges)
+def decode_value(data: bytes) -> FinalLogValue:
+    """Read a value; raises Unreadable if it is malformed."""
+    return _VALUE.decode(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,27 +194,21 @@ class FinalLogState:
     """By sender, its last incarnation that is too old for anything of it to become final."""
 
 
+_STATE = Spec(
+    FinalLogState,
+    u64("message_count"),
+    u64("slot"),
+    Counted(Mapped("participants", "HI")),
+    Counted(Mapped("closed_incarnations", "HI")),
+    Messages("final"),
+)
+
+
 def encode_state(state: FinalLogState) -> bytes:
     """The snapshot as bytes."""
-    parts = [_STATE.pack(state.message_count, state.slot)]
-    for incarnations in (state.participants, state.closed_incarnations):
-        parts.append(_COUNT.pack(len(incarnations)))
-        parts += [_INCARNATION.pack(*entry) for entry in sorted(incarnations.items())]
-    return b"".join((*parts, encode_set(state.final)))
+    return _STATE.encode(state)
 
 
-def decode_state(data: bytes) -> FinalLogState | None:
-    """The snapshot, or None if it is malformed."""
-    reader = Reader(data)
-    try:
-        message_count, slot = reader.unpack(_STATE)
-        incarnations: list[dict[int, int]] = []
-        for _ in range(2):
-            (count,) = reader.unpack(_COUNT)
-            pairs = [reader.unpack(_INCARNATION) for _ in range(count)]
-            incarnations.append({pair[0]: pair[1] for pair in pairs})
-        final = reader.read_message_set()
-        reader.expect_end()
-    except Unreadable:
-        return None
-    return FinalLogState(message_count, slot, incarnations[0], final, incarnations[1])
+def decode_state(data: bytes) -> FinalLogState:
+    """Read a snapshot; raises Unreadable if it is malformed."""
+    return _STATE.decode(data)

@@ -33,7 +33,6 @@ from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, NS_PER_MS, Rate, duration_text
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.final import messages as wire
 from unisono.orders.final.agreement import (
     AgreedRange,
     FinalLog,
@@ -46,9 +45,13 @@ from unisono.orders.final.agreement import (
 from unisono.orders.final.bounds import report_every_ns
 from unisono.orders.final.messages import (
     ALL_SLOTS_DONE,
+    COUNT_BYTES,
     HOLDINGS_BYTES,
+    INCARNATION_BYTES,
     MESSAGE_RANGE_BYTES,
+    SPECS,
     FinalLogValue,
+    FinalsMessage,
     Holdings,
     RecoveryReply,
     RecoveryRequest,
@@ -57,6 +60,7 @@ from unisono.orders.final.messages import (
 from unisono.orders.final.recovery import Recovery
 from unisono.orders.over_consensus import build_consensus
 from unisono.orders.vbr.order import Vbr
+from unisono.wire.codec import Unreadable, control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame
 
 ClockBasedOrder: TypeAlias = Cbr | Vbr
@@ -158,13 +162,13 @@ class FinalOrder:
         if frame.kind in self.consensus.kinds or frame.kind in self.consensus.detector.kinds:
             self.consensus.from_below(now, frame)
             return
-        if frame.kind not in wire.DECODERS:
+        if frame.kind not in SPECS:
             self.inner.from_below(now, frame)
             return
         if frame.epoch != self._policy.epoch or frame.sender in self.consensus.storage_identity.lost_storage:
             self.ignored["another epoch or lost storage"] += 1
             return
-        match wire.DECODERS[frame.kind](bytes(frame.body)):
+        match frame.message:
             case Holdings() as holdings:
                 self._on_holdings(frame, holdings)
             case RecoveryRequest() as request:
@@ -336,7 +340,7 @@ class FinalOrder:
             return
         proposer.forget_decided()
         new_participants = proposer.new_participants(trusted, ALL_SLOTS_DONE)
-        participants_bytes = wire.COUNT_BYTES + wire.INCARNATION_BYTES * len(consensus.members)
+        participants_bytes = COUNT_BYTES + INCARNATION_BYTES * len(consensus.members)
         ranges_per_value = (consensus.max_value_bytes - participants_bytes) // MESSAGE_RANGE_BYTES
         free_instances = consensus.decided + consensus.window - consensus.next_free + 1
         message_ranges = proposer.next_ranges(now, trusted, ranges_per_value * free_instances)
@@ -365,8 +369,9 @@ class FinalOrder:
                 self.consensus.compact(self.log.k, self.log.state())
 
     def _apply_decision(self, k: int, value: bytes) -> None:
-        agreed = self.log.apply(k, value)
-        if agreed is None:
+        try:
+            agreed = self.log.apply(k, value)
+        except Unreadable:
             self.ignored["malformed value of the final order"] += 1
             return
         for agreed_range in agreed:
@@ -506,10 +511,11 @@ class FinalOrder:
         self.events.append(LeaveComplete(self.inner.done_slot()))
         self.has_left = True
 
-    def _send(self, now: int, message: wire.FinalsMessage, to: int, number: int = 0, total: int = 0) -> None:
-        kind, body = wire.encode(message)
+    def _send(self, now: int, message: FinalsMessage, to: int, number: int = 0, total: int = 0) -> None:
         me, epoch = self._policy.member, self._policy.epoch
-        self.down.append(Frame(kind, me, self._incarnation, epoch, 0, number, 0, total, sent_ns=now, body=body, to=to))
+        self.down.append(
+            control_frame(message, me, self._incarnation, epoch, number=number, burst=total, sent_ns=now, to=to)
+        )
 
     # -- questions -------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from unisono.orders.final.messages import (
     decode_messages,
     encode_messages,
 )
+from unisono.wire.codec import Unreadable
 from unisono.wire.frame import HEADER_BYTES
 
 REPLY_FRAMES_MAX = 64
@@ -180,7 +181,8 @@ class Recovery:
             if sum(map(len, parts.values())) < reply.total_bytes:
                 return []
             data = b"".join(parts[offset] for offset in sorted(self._partial.pop(key)))
-        messages = decode_messages(data, message_range.length)
-        if messages is None:
+        try:
+            messages = decode_messages(data, message_range.length)
+        except Unreadable:
             return []
         return [(message_range.sender_slot, message_range.first, RemainingMessages(messages))]

@@ -49,6 +49,7 @@ from unisono.orders.packing import (
     encode_log_value,
     reservation,
 )
+from unisono.wire.codec import Unreadable
 from unisono.wire.frame import (
     FRAGMENT,
     HEADER_BYTES,
@@ -214,8 +215,12 @@ class ConsensusOrder(ConsensusOrderBase):
     def _accept_forwarded(self, forwarded: Sequence[ForwardedValue]) -> None:
         """Queue bundles for the log, each sender's in order. A bundle that arrives early waits for the missing ones."""
         for value in forwarded:
-            bundle = decode_bundle(value.value)
-            if bundle is None or (bundle.sender, bundle.incarnation) != (value.sender, value.incarnation):
+            try:
+                bundle = decode_bundle(value.value)
+            except Unreadable:
+                self.ignored["malformed"] += 1
+                continue
+            if (bundle.sender, bundle.incarnation) != (value.sender, value.incarnation):
                 self.ignored["malformed"] += 1
                 continue
             sender, incarnation = bundle.sender, bundle.incarnation
@@ -263,9 +268,13 @@ class ConsensusOrder(ConsensusOrderBase):
                         "the other members, so their messages are not delivered here"
                     )
                     self.events.append(Violation(ViolationKind.TOO_FAR_BEHIND, text, policy.member, log.slot))
-            elif not log.apply(decision.value):
+                continue
+            try:
+                log.apply(decision.value)
+            except Unreadable:
                 self.ignored["malformed"] += 1
-            elif decision.k % COMPACT_EVERY_INSTANCES == 0:
+                continue
+            if decision.k % COMPACT_EVERY_INSTANCES == 0:
                 self.consensus.compact(decision.k, log.state())
         self.events += log.batches
         log.batches.clear()
@@ -328,17 +337,13 @@ class AgreedLog:
             return 0
         return serial if known_incarnation == incarnation else 1 << 63
 
-    def apply(self, value: bytes) -> bool:
-        """Deliver the bundles of the next decided value. False if it cannot be decoded."""
-        decoded = decode_log_value(value)
-        if decoded is None:
-            return False
-        slot, bundles = decoded
+    def apply(self, value: bytes) -> None:
+        """Deliver the bundles of the next decided value; raises Unreadable if it is malformed."""
+        slot, bundles = decode_log_value(value)
         self.slot = max(self.slot, slot)
         for bundle in bundles:
             if bundle.serial == self.next_serial(bundle.sender, bundle.incarnation):
                 self._deliver(bundle)
-        return True
 
     def _deliver(self, bundle: Bundle) -> None:
         sender, incarnation = bundle.sender, bundle.incarnation
@@ -367,20 +372,21 @@ class AgreedLog:
 
     def state(self) -> bytes:
         """A snapshot that replaces all values applied so far."""
-        senders = {
-            sender: SenderState(incarnation, serial, b"".join(self._fragments.get(sender, ())))
-            for sender, (incarnation, serial) in self._next_serials.items()
-        }
+        senders = tuple(
+            SenderState(sender, incarnation, serial, b"".join(self._fragments.get(sender, ())))
+            for sender, (incarnation, serial) in sorted(self._next_serials.items())
+        )
         return encode_log_state(LogState(self._message_count, self.slot, senders))
 
     def restore(self, restored: RestoredState) -> None:
         """Continue from a snapshot."""
-        state = decode_log_state(restored.state)
-        if state is None:
+        try:
+            state = decode_log_state(restored.state)
+        except Unreadable as error:
             raise StorageError(
                 f"the snapshot of the log up to instance {restored.k} cannot be read; it was written by another order "
-                "or is damaged"
-            )
+                f"or is damaged: {error}"
+            ) from error
         self._message_count, self.slot, self.first_slot = state.messages, state.slot, state.slot + 1
-        self._next_serials = {sender: (its.incarnation, its.next_serial) for sender, its in state.senders.items()}
-        self._fragments = {sender: [its.fragments] for sender, its in state.senders.items() if its.fragments}
+        self._next_serials = {its.member: (its.incarnation, its.next_serial) for its in state.senders}
+        self._fragments = {its.member: [its.fragments] for its in state.senders if its.fragments}

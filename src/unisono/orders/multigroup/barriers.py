@@ -18,7 +18,7 @@ from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 
 from unisono.model.topology import Topology
-from unisono.orders.multigroup.messages import GroupState, StampedEntry, time_of
+from unisono.orders.multigroup.messages import GroupState, NumberedEntry, SourceBarrier, StampedEntry, time_of
 from unisono.orders.multigroup.topology_change import IncomingLink
 
 OUT_OF_ORDER_MAX = 1 << 10
@@ -165,9 +165,9 @@ class BarrierQueue:
 
     def save(self, state: GroupState) -> None:
         """Write received and undelivered messages into a snapshot."""
-        state.barriers = {source: (group.applied, group.barrier) for source, group in self.sources.items()}
-        state.pending = tuple((source, number, entry) for _, source, number, entry in sorted(self.pending))
-        state.last_delivered = self.last_delivered
+        state.barriers = {source: SourceBarrier(group.applied, group.barrier) for source, group in self.sources.items()}
+        state.pending = tuple(NumberedEntry(*waiting[1:]) for waiting in sorted(self.pending))
+        state.delivered_stamp, state.delivered_source = self.last_delivered
 
     def restore(self, state: GroupState) -> bool:
         """Continue from a snapshot, plus the messages received here beyond it.
@@ -179,11 +179,12 @@ class BarrierQueue:
             for waiting in self.pending
             if waiting[1] != self.own_group and waiting[2] > state.barriers.get(waiting[1], (0, 0))[0]
         ]
-        skips_messages = state.last_delivered > self.last_delivered
+        last_delivered = (state.delivered_stamp, state.delivered_source)
+        skips_messages = last_delivered > self.last_delivered
         for source, number, entry in state.pending:
             if (entry.stamp, source) > self.last_delivered:
                 pending.append((entry.stamp, source, number, entry))
-        self.last_delivered = max(self.last_delivered, state.last_delivered)
+        self.last_delivered = max(self.last_delivered, last_delivered)
         self.pending = [waiting for waiting in pending if waiting[:2] > self.last_delivered]
         heapify(self.pending)
         self.largest_stamp = max([self.largest_stamp, *(waiting[0] for waiting in self.pending)])

@@ -26,13 +26,13 @@ from unisono.orders.multigroup.messages import (
     ITEM_BYTES,
     Cast,
     GroupState,
-    Item,
+    LogItem,
+    NextBundle,
     Null,
     StampedEntry,
     StreamState,
     TopologyMessage,
     TopologyStep,
-    checked_bundle,
     control_in_bundle,
     decode_value,
     stamp_after,
@@ -40,7 +40,7 @@ from unisono.orders.multigroup.messages import (
     time_of,
 )
 from unisono.orders.multigroup.topology_change import SENDING_STATES, LinkState, TopologyState
-from unisono.orders.packing import Bundle
+from unisono.orders.packing import BUNDLE_BYTES
 
 RETAINED_ENTRIES = 1 << 14
 """Keep this many entries for members of another group that have not acknowledged them."""
@@ -114,13 +114,10 @@ class GroupLog:
             return 0
         return serial if latest_incarnation == incarnation else 1 << 63
 
-    def apply(self, value: bytes) -> list[StampedEntry] | None:
-        """Decide(k, value). Returns the messages for the own group, or None if the value is malformed."""
-        items = decode_value(value)
-        if items is None:
-            return None
+    def apply(self, value: bytes) -> list[StampedEntry]:
+        """Decide(k, value). Returns the messages for the own group; raises Unreadable if the value is malformed."""
         own: list[StampedEntry] = []
-        for item in sorted(items, key=_sort_key):
+        for item in sorted(decode_value(value), key=_sort_key):
             if isinstance(item, Cast):
                 self._stamp_and_route(item, own)
             elif isinstance(item, Null):
@@ -136,7 +133,7 @@ class GroupLog:
         return own
 
     def _stamp_and_route(self, cast: Cast, own: list[StampedEntry]) -> None:
-        bundle = checked_bundle(cast.bundle)
+        bundle = cast.bundle
         sender, incarnation = bundle.sender, bundle.incarnation
         if bundle.serial != self.next_serial(sender, incarnation):
             return
@@ -153,7 +150,7 @@ class GroupLog:
             # A message goes to all its destinations or to none.
             self.refused.append((sender, incarnation, bundle.first_sequence, unreachable))
             return
-        entry = StampedEntry(self.last_stamp, cast.destination_mask, cast.bundle)
+        entry = StampedEntry(self.last_stamp, cast.destination_mask, bundle)
         for receiver, stream in self._open_streams.items():
             if cast.destination_mask >> receiver & 1:
                 stream.append(entry)
@@ -191,7 +188,7 @@ class GroupLog:
     def save(self, state: GroupState) -> None:
         """Write the result of all decisions so far into a snapshot."""
         state.last_stamp, state.null_count = self.last_stamp, self.null_count
-        state.next_serials = dict(self._next_serials)
+        state.next_serials = {sender: NextBundle(*each) for sender, each in self._next_serials.items()}
         state.streams = {
             receiver: StreamState(stream.head, stream.first, tuple(stream.entries))
             for receiver, stream in self.streams.items()
@@ -211,11 +208,10 @@ class GroupLog:
         self._update_streams()
 
 
-def _sort_key(item: Item) -> tuple[int, int]:
+def _sort_key(item: LogItem) -> tuple[int, int]:
     """Messages by timestamp, sender and serial; a null after the messages that it closes off; the rest last."""
     if isinstance(item, Cast):
-        bundle = checked_bundle(item.bundle)
-        return stamp_of(item.ts, bundle.sender), bundle.serial
+        return stamp_of(item.ts, item.bundle.sender), item.bundle.serial
     return (item.stamp, 1 << 63) if isinstance(item, Null) else (1 << 90, 0)
 
 
@@ -243,8 +239,9 @@ class PendingProposals:
     def __init__(self) -> None:
         self._queues: dict[int, _SenderQueue] = {}
 
-    def add(self, bundle: Bundle, cast: Cast, next_serial: int) -> bool:
+    def add(self, cast: Cast, next_serial: int) -> bool:
         """Add a message of the own group; `next_serial` of its sender's are decided. Returns whether it is new."""
+        bundle = cast.bundle
         queue = self._queues.get(bundle.sender)
         if queue is None or queue.incarnation < bundle.incarnation:
             queue = self._queues[bundle.sender] = _SenderQueue(bundle.incarnation)
@@ -292,7 +289,7 @@ class PendingProposals:
         largest_stamp = 0
         while (first := self._first()) is not None and first[1].ts <= horizon:
             stamp, cast, queue = first
-            size = ITEM_BYTES + len(cast.bundle)
+            size = ITEM_BYTES + BUNDLE_BYTES + len(cast.bundle.body)
             if casts and size > max_bytes:
                 break
             queue.next_to_propose += 1
@@ -328,11 +325,11 @@ class GroupProposer:
         self._covered_stamp, self._next_null_number = self._log.last_stamp, self._log.null_count
         self._null_undecided = False
 
-    def next_items(self, now: int, window_ns: int, max_bytes: int) -> list[Item]:
+    def next_items(self, now: int, window_ns: int, max_bytes: int) -> list[LogItem]:
         """The messages whose window is over, then a null if one is needed."""
         horizon = now - window_ns
         casts, largest_stamp = self._proposals.pop_until(horizon, max_bytes - RESERVED_VALUE_BYTES)
-        items: list[Item] = list(casts)
+        items: list[LogItem] = list(casts)
         self._covered_stamp = max(self._covered_stamp, largest_stamp, self._log.last_stamp)
         null = self._null_if_needed(horizon, window_ns)
         if null is not None:

@@ -47,26 +47,22 @@ from unisono.orders.multigroup.group_log import (
     PendingProposals,
 )
 from unisono.orders.multigroup.messages import (
-    DECODERS,
     ITEM_BYTES,
+    SPECS,
     STAMP_SENDERS,
     BarrierRequest,
     Cast,
     ConfirmTopology,
+    GroupMessage,
     GroupState,
-    Item,
+    LogItem,
     SetReceivers,
     StreamAck,
     StreamSegment,
     TopologyMessage,
-    checked_bundle,
     consensus_records,
     decode_state,
-    encode_barrier_request,
-    encode_cast,
     encode_state,
-    encode_stream_ack,
-    encode_topology_message,
     encode_value,
     stamp_of,
     stored_stream_entries,
@@ -78,6 +74,7 @@ from unisono.orders.multigroup.streams import GroupStreams, MulticastSender, rel
 from unisono.orders.multigroup.topology_change import TopologyExchange
 from unisono.orders.over_consensus import ConsensusOrderBase, build_consensus
 from unisono.orders.packing import Bundle
+from unisono.wire.codec import Unreadable, control_frame
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
     FRAGMENT,
@@ -196,19 +193,18 @@ class QuasiGenuine(ConsensusOrderBase):
             return
         if frame.kind is not Kind.HEARTBEAT:  # a heartbeat has no effect before the next wake
             self.now, self.has_pending_input = now, True
-        if frame.kind not in DECODERS:
+        if frame.kind not in SPECS:
             self.consensus.from_below(now, frame)
             return
         group = self._group_of_member.get(frame.sender)
         if group is None or frame.epoch != self._policy.epoch:
             self.ignored["not of these groups"] += 1
             return
-        match DECODERS[frame.kind](bytes(frame.body)):
+        match frame.message:
             case Cast() as cast:
-                bundle = checked_bundle(cast.bundle)
-                if (bundle.sender, bundle.incarnation) == (frame.sender, frame.incarnation):
+                if (cast.bundle.sender, cast.bundle.incarnation) == (frame.sender, frame.incarnation):
                     self.wait_window.record_delay(now - frame.sent_ns)
-                    self._on_cast(now, group, bundle, cast)
+                    self._on_cast(now, group, cast)
                 else:
                     self.ignored["malformed"] += 1
             case StreamSegment() as segment:
@@ -220,7 +216,7 @@ class QuasiGenuine(ConsensusOrderBase):
             case TopologyMessage() as message if message.group == group:
                 answer = self.topology_exchange.receive(message, leads=self.consensus.is_leader)
                 if answer is not None:
-                    self._unicast(now, Kind.TOPOLOGY, encode_topology_message(answer), frame.sender)
+                    self._unicast(now, answer, frame.sender)
             case _:
                 self.ignored["malformed"] += 1
 
@@ -282,43 +278,44 @@ class QuasiGenuine(ConsensusOrderBase):
         """FR-MCast to all destinations, which deliver early."""
         me, topology = self._policy.member, self.multigroup.topology
         if leader != me and cast.destination_mask >> self.own_group & 1:
-            self._on_cast(now, self.own_group, checked_bundle(cast.bundle), cast)
+            self._on_cast(now, self.own_group, cast)
         for member in topology.members_of(topology.names_in_mask(cast.destination_mask)):
             if member not in {leader, me}:
-                self._unicast(now, Kind.GROUP_CAST, encode_cast(cast), member)
+                self._unicast(now, cast, member)
 
     def _forward_cast(self, now: int, leader: int, cast: Cast) -> None:
         if leader == self._policy.member:
-            self._on_cast(now, self.own_group, checked_bundle(cast.bundle), cast)
+            self._on_cast(now, self.own_group, cast)
         else:
-            self._unicast(now, Kind.GROUP_CAST, encode_cast(cast), leader)
+            self._unicast(now, cast, leader)
 
     def _request_barrier(self, now: int, group: int, request: BarrierRequest, *, all_members: bool = False) -> None:
         """Ask a group's leader and its relay for a barrier; all its members if its leader is unknown."""
         leader, members = self._known_leaders.get(group), self._members_of[group]
         for member in members:
             if leader is None or all_members or member in {leader, relay_of(members, leader)}:
-                self._unicast(now, Kind.BARRIER_REQUEST, encode_barrier_request(request), member)
+                self._unicast(now, request, member)
 
     def _request_own_barrier(self, now: int, group: int, *, all_members: bool = False) -> None:
         """Ask a group for the barrier that every message waiting here needs."""
         request = BarrierRequest(self.barrier_queue.largest_stamp, 1 << self.own_group)
         self._request_barrier(now, group, request, all_members=all_members)
 
-    def _unicast(self, now: int, kind: Kind, body: bytes, to: int) -> None:
+    def _unicast(self, now: int, message: GroupMessage, to: int) -> None:
         me = self._policy
-        self.down.append(Frame(kind, me.member, me.incarnation, me.epoch, 0, 0, sent_ns=now, body=body, to=to))
+        self.down.append(control_frame(message, me.member, me.incarnation, me.epoch, sent_ns=now, to=to))
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def _on_cast(self, now: int, group: int, bundle: Bundle, cast: Cast) -> None:
+    def _on_cast(self, now: int, group: int, cast: Cast) -> None:
         """FR-Deliver(m)."""
+        bundle = cast.bundle
         stamp = stamp_of(cast.ts, bundle.sender)
         if self.optimistic_delivery is not None and cast.destination_mask >> self.own_group & 1:
-            self.optimistic_delivery.add(now, stamp, bundle, cast.bundle)
+            self.optimistic_delivery.add(now, stamp, bundle)
         if group == self.own_group:
             next_serial = self.log.next_serial(bundle.sender, bundle.incarnation)
-            if self.proposals.add(bundle, cast, next_serial):
+            if self.proposals.add(cast, next_serial):
                 self.barrier_requests.on_own_message(stamp, cast.destination_mask)
         else:
             self._record_barrier_request(now, group, stamp, cast.destination_mask)
@@ -385,7 +382,7 @@ class QuasiGenuine(ConsensusOrderBase):
         consensus = self.consensus
         if not consensus.is_leader or not self._has_free_instance():
             return False
-        items: list[Item] = [*self.topology_exchange.pop_to_propose()]
+        items: list[LogItem] = [*self.topology_exchange.pop_to_propose()]
         if not items:
             items = self.proposer.next_items(now, self.wait_window.ns, consensus.max_value_bytes)
             # Trims alone are not worth a proposal, unless they free a closed stream.
@@ -403,8 +400,9 @@ class QuasiGenuine(ConsensusOrderBase):
                 if self._restore_snapshot(decision) and self.mode is Mode.DELIVER_MESSAGES:
                     self._report_skipped_messages(decision.k)
                 continue
-            own = log.apply(decision.value)
-            if own is None:
+            try:
+                own = log.apply(decision.value)
+            except Unreadable:
                 self.ignored["malformed"] += 1
                 continue
             for entry in own:
@@ -467,7 +465,7 @@ class QuasiGenuine(ConsensusOrderBase):
     def _send_acks(self, now: int) -> None:
         for member, group in self._pending_acks:
             ack = StreamAck(group, self.barrier_queue.sources[group].applied)
-            self._unicast(now, Kind.GROUP_STREAM_ACK, encode_stream_ack(ack), member)
+            self._unicast(now, ack, member)
         self._pending_acks.clear()
 
     # -- topology changes ------------------------------------------------------------------------------------
@@ -532,7 +530,7 @@ class QuasiGenuine(ConsensusOrderBase):
     def _send_topology_messages(self, now: int, messages: Sequence[tuple[int, TopologyMessage]]) -> None:
         for group, message in messages:
             for member in self._members_of[group]:
-                self._unicast(now, Kind.TOPOLOGY, encode_topology_message(message), member)
+                self._unicast(now, message, member)
 
     # -- leader changes and retries --------------------------------------------------------------------------
 
@@ -597,18 +595,19 @@ class QuasiGenuine(ConsensusOrderBase):
 
     def _restore_snapshot(self, restored: RestoredState) -> bool:
         """Continue from a snapshot. Returns whether it skips messages that this member has not delivered."""
-        state = decode_state(restored.state)
-        if state is None:
+        try:
+            state = decode_state(restored.state)
+        except Unreadable as error:
             raise StorageError(
                 f"the snapshot of the group's log up to instance {restored.k} is malformed; "
-                "restore the storage file that it was read from"
-            )
+                f"restore the storage file that it was read from ({error})"
+            ) from error
         self.log.restore(state)
         self.barrier_queue.update_sources(self.log.topology.incoming)
         if not self.barrier_queue.restore(state):
             return False
         self.unpacker.fragments = {sender_run: [fragments] for sender_run, fragments in state.fragments.items()}
-        self._first_slot = self._timing.slot_of(time_of(state.last_delivered[0])) + 1
+        self._first_slot = self._timing.slot_of(time_of(state.delivered_stamp)) + 1
         return True
 
     def _restore_stored_records(self, stored_records: StoredRecords | None) -> None:
@@ -638,9 +637,8 @@ class BundleUnpacker:
         self._index = 0
         """The index of this member's next delivery. Every other field of a batch is the same at all members."""
 
-    def batch(self, stamp: int, data: bytes) -> Batch | None:
+    def batch(self, stamp: int, bundle: Bundle) -> Batch | None:
         """The messages of a bundle, or None if its message is incomplete."""
-        bundle = checked_bundle(data)
         packed = self._packed_messages(bundle)
         if packed is None:
             return None
@@ -718,8 +716,8 @@ class OptimisticDelivery:
     def __init__(self, window: WaitWindow, timing: Timing) -> None:
         self._window = window
         self._unpacker = BundleUnpacker(timing, Grade.EARLY)
-        self._pending: list[tuple[int, int, Bundle, bytes]] = []
-        """A heap of (stamp of the timestamp, serial, bundle, encoded bundle)."""
+        self._pending: list[tuple[int, int, Bundle]] = []
+        """A heap of (stamp of the timestamp, serial, bundle)."""
         self._received_serials: dict[tuple[int, int], int] = {}
         """By (sender, incarnation), the number of bundles received."""
         self._final_serials: dict[tuple[int, int], int] = {}
@@ -729,7 +727,7 @@ class OptimisticDelivery:
         self.late_bundles = 0
         """The number of bundles that were not delivered early: they were late or held a fragment."""
 
-    def add(self, now: int, stamp: int, bundle: Bundle, data: bytes) -> None:
+    def add(self, now: int, stamp: int, bundle: Bundle) -> None:
         """A message for this group has arrived from its sender."""
         sender_run = (bundle.sender, bundle.incarnation)
         if bundle.serial < max(self._received_serials.get(sender_run, 0), self._final_serials.get(sender_run, 0)):
@@ -738,21 +736,20 @@ class OptimisticDelivery:
         if time_of(stamp) < now - self._window.ns or stamp <= self._last_stamp or bundle.flags & FRAGMENT:
             self.late_bundles += 1
             return
-        heappush(self._pending, (stamp, bundle.serial, bundle, data))
+        heappush(self._pending, (stamp, bundle.serial, bundle))
 
-    def mark_final(self, data: bytes) -> None:
+    def mark_final(self, bundle: Bundle) -> None:
         """A message has been delivered finally."""
-        bundle = checked_bundle(data)
         self._final_serials[bundle.sender, bundle.incarnation] = bundle.serial + 1
 
     def pop_due(self, now: int) -> list[Batch]:
         """The messages to deliver early now, in timestamp order."""
         batches: list[Batch] = []
         while self._pending and time_of(self._pending[0][0]) + self._window.ns < now:
-            stamp, serial, bundle, data = heappop(self._pending)
+            stamp, serial, bundle = heappop(self._pending)
             if serial >= self._final_serials.get((bundle.sender, bundle.incarnation), 0):
                 self._last_stamp = stamp
-                batch = self._unpacker.batch(stamp, data)
+                batch = self._unpacker.batch(stamp, bundle)
                 batches += [] if batch is None else [batch]
         return batches
 

@@ -26,25 +26,25 @@ from unisono.orders.multigroup.messages import (
     STREAM_BYTES,
     Cast,
     ReceivedByAll,
+    StampedEntry,
     StreamSegment,
     TopologyControl,
     encode_control,
-    encode_entry,
-    encode_stream_segment,
     stamp_of,
 )
 from unisono.orders.multigroup.topology_change import LinkState
 from unisono.orders.packing import (
+    BUNDLE_BYTES,
     BUNDLE_OVERHEAD_BYTES,
     Bundle,
     Pacer,
     Packer,
     checked_sizes,
     count_fitting_messages,
-    encode_bundle,
     reservation,
 )
-from unisono.wire.frame import HEADER_BYTES, Frame, Kind
+from unisono.wire.codec import control_frame
+from unisono.wire.frame import HEADER_BYTES, Frame
 
 BUNDLES_MAX = 1 << 10
 """Accept no more messages while this many of a member's bundles are undecided."""
@@ -126,7 +126,7 @@ class MulticastSender:
         # one (erratum 003-15).
         self._last_timestamp = ts = max(now, self._last_timestamp + 1)
         bundle = Bundle(self._member, self._incarnation, self._next_serial, self._next_sequence, flags, body)
-        self.undecided.append(UndecidedCast(self._next_serial, Cast(ts, mask, encode_bundle(bundle))))
+        self.undecided.append(UndecidedCast(self._next_serial, Cast(ts, mask, bundle)))
         self._next_serial += 1
 
     def discard_decided(self, next_serial: int) -> bool:
@@ -269,34 +269,30 @@ class GroupStreams:
 
     def _send_segment(self, now: int, log: GroupLog, receiver: int, member: int, first: int) -> int:
         """Send one frame of entries from number `first` on; returns the number of its last entry."""
-        stream, free_bytes, number = log.streams[receiver], self._max_entries_bytes, first
-        entries: list[bytes] = []
-        while number <= stream.head:
-            entry = encode_entry(stream.entry(number))
-            if entries and len(entry) > free_bytes:
+        stream, free_bytes = log.streams[receiver], self._max_entries_bytes
+        entries: list[StampedEntry] = []
+        for number in range(first, stream.head + 1):
+            entry = stream.entry(number)
+            entry_bytes = ENTRY_BYTES + BUNDLE_BYTES + len(entry.bundle.body)
+            if entries and entry_bytes > free_bytes:
                 break
             entries.append(entry)
-            free_bytes -= len(entry)
-            number += 1
-        segment = StreamSegment(log.own_group, first, stream.head, log.last_stamp, ())
-        self._send_frame(now, member, segment, entries, wants_ack=True)
-        return number - 1
+            free_bytes -= entry_bytes
+        segment = StreamSegment(log.own_group, first, stream.head, log.last_stamp, tuple(entries))
+        self._send_frame(now, member, segment, wants_ack=True)
+        return first + len(entries) - 1
 
     def send_barrier(self, now: int, log: GroupLog, receiver: int, member: int, *, wants_ack: bool = False) -> None:
         """Announce the last stamp and the number of entries to one member; `wants_ack` asks which entries it has."""
         head = log.streams[receiver].head
         segment = StreamSegment(log.own_group, head + 1, head, log.last_stamp, ())
-        self._send_frame(now, member, segment, [], wants_ack=wants_ack)
+        self._send_frame(now, member, segment, wants_ack=wants_ack)
 
-    def _send_frame(
-        self, now: int, member: int, segment: StreamSegment, entries: list[bytes], *, wants_ack: bool
-    ) -> None:
-        me, incarnation, epoch = self._frame_identity
-        body = encode_stream_segment(segment, entries)
+    def _send_frame(self, now: int, member: int, segment: StreamSegment, *, wants_ack: bool) -> None:
         # In a stream's frame, `number` asks for an acknowledgment and `burst` says that the sender leads its group.
-        fields = (int(wants_ack), 0, int(self._is_leader))
+        number, burst = int(wants_ack), int(self._is_leader)
         self.down.append(
-            Frame(Kind.GROUP_STREAM, me, incarnation, epoch, 0, *fields, sent_ns=now, body=body, to=member)
+            control_frame(segment, *self._frame_identity, number=number, burst=burst, sent_ns=now, to=member)
         )
 
     # -- acknowledgments and retransmission ------------------------------------------------------------------

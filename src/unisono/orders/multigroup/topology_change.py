@@ -27,6 +27,8 @@ from enum import IntEnum
 from unisono.model.units import NS_PER_S
 from unisono.orders.multigroup.messages import (
     ConfirmTopology,
+    IncomingLinkState,
+    OutgoingLinkState,
     SetReceivers,
     TopologyControl,
     TopologyMessage,
@@ -235,8 +237,14 @@ class TopologyState:
         return TopologySnapshot(
             self.version,
             self.wanted_mask,
-            {group: (link.state, link.epoch, link.head, link.closing_version) for group, link in self.outgoing.items()},
-            {group: (link.epoch, link.open, link.stamp, link.head) for group, link in self.incoming.items()},
+            {
+                group: OutgoingLinkState(link.state, link.epoch, link.head, link.closing_version)
+                for group, link in self.outgoing.items()
+            },
+            {
+                group: IncomingLinkState(link.epoch, link.open, link.stamp, link.head)
+                for group, link in self.incoming.items()
+            },
             dict(self.confirmed_versions),
         )
 

@@ -50,12 +50,15 @@ from enum import Enum
 from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRef, MessageSet
 from unisono.orders.priority.messages import (
     Ack,
+    ConsumedHistory,
+    FinalProgress,
     InsertionDecision,
     MessageBody,
     PriorityBody,
     PriorityState,
     Progress,
     QueueEntry,
+    ReceivedAck,
 )
 from unisono.orders.priority.queue import TAIL, ConsumableQueue, PriorityMessage, QueuedMessage, urgency
 
@@ -161,7 +164,7 @@ class Insertion:
         """Consume nothing more, and multicast the final history. `may_depart` says when this member may leave."""
         if not self._leaving:
             self._leaving = True
-            self.to_multicast.append(Progress(self.history, final=True))
+            self.to_multicast.append(FinalProgress(self.history))
 
     def may_depart(self) -> bool:
         """Whether all remaining members are sure to learn this member's final history."""
@@ -181,8 +184,8 @@ class Insertion:
             case InsertionDecision():
                 if body.view_id == self._view_id and body.ref in self.waiting:
                     self._accept_decision(body)
-            case Progress():
-                self._final_progress_received |= body.final and origin == self._me
+            case Progress() | FinalProgress():
+                self._final_progress_received |= isinstance(body, FinalProgress) and origin == self._me
                 return self._record_consumed(origin, body.history)
         return NO_MESSAGES
 
@@ -385,13 +388,15 @@ class Insertion:
         return PriorityState(
             position=self.position,
             clock=self.clock,
-            next_sequences=tuple(sorted(self._next_sequences.items())),
+            next_messages=tuple(MessageRef(*origin, at) for origin, at in sorted(self._next_sequences.items())),
             queue=tuple(QueueEntry(_to_body(item.message), item.ref.origin, tuple(item.locks)) for item in self.queue),
             tail_locks=tuple(self.queue.tail_locks),
             waiting=tuple(QueueEntry(_to_body(message), ref.origin, ()) for ref, message in self.waiting.items()),
-            acks=tuple((origin, ack) for ref in self.waiting for origin, ack in sorted(self.bags[ref].items())),
+            acks=tuple(
+                ReceivedAck(origin, ack) for ref in self.waiting for origin, ack in sorted(self.bags[ref].items())
+            ),
             history=self.history,
-            consumed_by=tuple(sorted(self._consumed_by.items())),
+            consumed_by=tuple(ConsumedHistory(*each) for each in sorted(self._consumed_by.items())),
             consumed_by_all=self._consumed_by_all,
             fixed_prefix=self._fixed_prefix | self._inserted_histories,
         )
@@ -400,7 +405,8 @@ class Insertion:
         """Take over the state of another member."""
         self.position, self.clock, self.history = state.position, state.clock, state.history
         self._consumed_by_all, self._fixed_prefix = state.consumed_by_all, state.fixed_prefix
-        self._next_sequences, self._consumed_by = dict(state.next_sequences), dict(state.consumed_by)
+        self._next_sequences = {ref.origin: ref.sequence for ref in state.next_messages}
+        self._consumed_by = dict(state.consumed_by)
         waiting = [_from_body(entry.origin, entry.message) for entry in state.waiting]
         self.waiting = {message.ref: message for message in waiting}
         levels = {ref: urgency(message) for ref, message in self.waiting.items()}

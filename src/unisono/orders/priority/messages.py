@@ -6,16 +6,28 @@ The bodies here travel inside view-synchronous multicasts and unicasts, which ca
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet
 from unisono.model.policy import PRIORITY_MAX
-from unisono.wire.codec import SEQUENCE_LIMIT, Reader, Unreadable, encode_ref, encode_set
-
-_MESSAGE, _ACK, _DECISION, _PROGRESS, _FINAL = 1, 2, 3, 4, 5
-_NUMBERS = struct.Struct("!BQHQQ")
-_VIEW = struct.Struct("!Q")
+from unisono.wire.codec import (
+    REF_BYTES,
+    SEQUENCE_LIMIT,
+    Counted,
+    Items,
+    Messages,
+    Part,
+    Sized,
+    Spec,
+    Tagged,
+    Unreadable,
+    decode_ref,
+    encode_ref,
+    raw,
+    u64,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,79 +69,58 @@ class InsertionDecision:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reports the sender's consumed history when no acknowledgment is due that would report it.
-
-    `final`: the sender is leaving and consumes nothing more.
-    """
+    """Reports the sender's consumed history when no acknowledgment is due that would report it."""
 
     history: MessageSet
-    final: bool = False
 
 
-PriorityBody: TypeAlias = MessageBody | Ack | InsertionDecision | Progress
+@dataclass(frozen=True, slots=True)
+class FinalProgress:
+    """The last progress of a sender that is leaving: it consumes nothing more."""
+
+    history: MessageSet
+
+
+PriorityBody: TypeAlias = MessageBody | Ack | InsertionDecision | Progress | FinalProgress
+
+_REF = raw("ref", REF_BYTES, decode_ref, encode_ref)
+_BODIES: Tagged[Ack | InsertionDecision | Progress | FinalProgress] = Tagged(
+    (2, Spec(Ack, _REF, Messages("target_tail"), Messages("history"))),
+    (3, Spec(InsertionDecision, _REF, u64("view_id"), Messages("common"), Messages("history"))),
+    (4, Spec(Progress, Messages("history"))),
+    (5, Spec(FinalProgress, Messages("history"))),
+)
+_MESSAGE = 1
+_NUMBERS = struct.Struct("!BQHQQ")
 
 
 def encode_body(body: PriorityBody) -> bytes:
-    """Encode one body."""
-    match body:
-        case MessageBody():
-            return (
-                _NUMBERS.pack(_MESSAGE, body.sequence, body.priority, body.stamp, body.previous_sequence) + body.payload
-            )
-        case Ack():
-            return b"".join(
-                (bytes((_ACK,)), encode_ref(body.ref), encode_set(body.target_tail), encode_set(body.history))
-            )
-        case InsertionDecision():
-            return b"".join(
-                (
-                    bytes((_DECISION,)),
-                    encode_ref(body.ref),
-                    _VIEW.pack(body.view_id),
-                    encode_set(body.common),
-                    encode_set(body.history),
-                )
-            )
-        case Progress():
-            return bytes((_FINAL if body.final else _PROGRESS,)) + encode_set(body.history)
+    """Encode one body. A message of the application is coded by hand, for speed."""
+    if isinstance(body, MessageBody):
+        return _NUMBERS.pack(_MESSAGE, body.sequence, body.priority, body.stamp, body.previous_sequence) + body.payload
+    return _BODIES.encode(body)
 
 
 def decode_body(data: bytes) -> PriorityBody:
     """Decode one body; raises Unreadable."""
-    if data[:1] == bytes((_MESSAGE,)):
-        if len(data) < _NUMBERS.size:
-            raise Unreadable(f"a message of {len(data)} bytes; its header alone takes {_NUMBERS.size}")
-        _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
-        if priority > PRIORITY_MAX or max(sequence, stamp) >= SEQUENCE_LIMIT or previous > sequence:
-            raise Unreadable(
-                f"a field is out of range: priority {priority}, sequence {sequence}, stamp {stamp}, "
-                f"previous sequence {previous}"
-            )
-        return MessageBody(sequence, priority, stamp, previous, data[_NUMBERS.size :])
-    reader = Reader(data)
-    kind = reader.read_byte()
-    body: PriorityBody
-    if kind == _ACK:
-        body = Ack(reader.read_ref(), reader.read_message_set(), reader.read_message_set())
-    elif kind == _DECISION:
-        body = InsertionDecision(
-            reader.read_ref(), reader.unpack(_VIEW)[0], reader.read_message_set(), reader.read_message_set()
+    if data[:1] != bytes((_MESSAGE,)):
+        return _BODIES.decode(data)
+    if len(data) < _NUMBERS.size:
+        raise Unreadable(f"a message of {len(data)} bytes; its header alone takes {_NUMBERS.size}")
+    _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
+    if priority > PRIORITY_MAX or max(sequence, stamp) >= SEQUENCE_LIMIT or previous > sequence:
+        raise Unreadable(
+            f"a field is out of range: priority {priority}, sequence {sequence}, stamp {stamp}, "
+            f"previous sequence {previous}"
         )
-    elif kind in {_PROGRESS, _FINAL}:
-        body = Progress(reader.read_message_set(), kind == _FINAL)
-    else:
-        raise Unreadable(f"unknown body type {kind}; expected 1 to 5")
-    reader.expect_end()
-    return body
+    return MessageBody(sequence, priority, stamp, previous, data[_NUMBERS.size :])
 
 
 # -- state transfer (erratum 004-10) ----------------------------------------------------------------------------
 
 _STATE_VERSION = 2
-_STATE_HEAD = struct.Struct("!BQQ")
-_STATE_COUNT = struct.Struct("!I")
-_STATE_ORIGIN = struct.Struct("!HI")
-_STATE_NEXT = struct.Struct("!HIQ")
+_ORIGIN = struct.Struct("!HI")
+_LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +132,20 @@ class QueueEntry:
     locks: tuple[MessageRef, ...]
 
 
+class ReceivedAck(NamedTuple):
+    """An acknowledgment, and the member that sent it."""
+
+    origin: MessageOrigin
+    ack: Ack
+
+
+class ConsumedHistory(NamedTuple):
+    """The messages that a member has consumed."""
+
+    origin: MessageOrigin
+    history: MessageSet
+
+
 @dataclass(frozen=True, slots=True)
 class PriorityState:
     """The state of one member of the order, as a newcomer takes it over."""
@@ -148,117 +153,96 @@ class PriorityState:
     position: int
     """The number of messages of the agreed order that precede the queue."""
     clock: int
-    next_sequences: tuple[tuple[MessageOrigin, int], ...]
+    next_messages: tuple[MessageRef, ...]
+    """The next message to receive of each origin."""
     queue: tuple[QueueEntry, ...]
     tail_locks: tuple[MessageRef, ...]
     waiting: tuple[QueueEntry, ...]
     """Messages received and not inserted yet."""
-    acks: tuple[tuple[MessageOrigin, Ack], ...]
-    """Acknowledgments of the waiting messages, each with the member that sent it."""
+    acks: tuple[ReceivedAck, ...]
+    """Acknowledgments of the waiting messages."""
     history: MessageSet
-    consumed_by: tuple[tuple[MessageOrigin, MessageSet], ...]
+    consumed_by: tuple[ConsumedHistory, ...]
     consumed_by_all: MessageSet
     fixed_prefix: MessageSet
     """Messages that at least one member is known to have consumed: no message may be put before them."""
 
 
+class _Body(Part):
+    """One body of a known type, up to the end."""
+
+    def __init__(self, name: str, expected: type[PriorityBody]) -> None:
+        super().__init__(name)
+        self._expected = expected
+
+    def encode(self, value: PriorityBody) -> bytes:
+        return encode_body(value)
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[PriorityBody, int]:
+        found = decode_body(body[at:])
+        if not isinstance(found, self._expected):
+            raise Unreadable(f"expected {self._expected.__name__}, found {type(found).__name__}")
+        return found, len(body)
+
+
+class _Refs(Part):
+    """Message references, as many as the `count` says."""
+
+    def encode(self, value: Sequence[MessageRef]) -> bytes:
+        return b"".join(map(encode_ref, value))
+
+    def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRef, ...], int]:
+        end = at + (items or 0) * REF_BYTES
+        if end > len(body):
+            raise Unreadable(f"{self.name}: {items} references do not fit into {len(body) - at} bytes")
+        return tuple(decode_ref(body[start : start + REF_BYTES]) for start in range(at, end, REF_BYTES)), end
+
+
+_FROM = raw("origin", _ORIGIN.size, _ORIGIN.unpack, lambda origin: _ORIGIN.pack(*origin))
+_ENTRY = Spec(QueueEntry, _FROM, Sized(_Body("message", MessageBody)), Counted(_Refs("locks"), "I"))
+_STATE = Spec(
+    PriorityState,
+    u64("position"),
+    u64("clock"),
+    Counted(_Refs("next_messages"), "I"),
+    Counted(Items("queue", _ENTRY), "I"),
+    Counted(_Refs("tail_locks"), "I"),
+    Counted(Items("waiting", _ENTRY), "I"),
+    Counted(Items("acks", Spec(ReceivedAck, _FROM, Sized(_Body("ack", Ack)))), "I"),
+    Messages("history"),
+    Counted(Items("consumed_by", Spec(ConsumedHistory, _FROM, Messages("history"))), "I"),
+    Messages("consumed_by_all"),
+    Messages("fixed_prefix"),
+)
+
+
 def encode_state(state: PriorityState) -> bytes:
     """Encode the order's state."""
-    parts = [_STATE_HEAD.pack(_STATE_VERSION, state.position, state.clock)]
-    parts += _encode_list([_STATE_NEXT.pack(*origin, sequence) for origin, sequence in state.next_sequences])
-    parts += _encode_list([_encode_entry(entry) for entry in state.queue])
-    parts += _encode_list([encode_ref(ref) for ref in state.tail_locks])
-    parts += _encode_list([_encode_entry(entry) for entry in state.waiting])
-    parts += _encode_list([_STATE_ORIGIN.pack(*origin) + _encode_sized(encode_body(ack)) for origin, ack in state.acks])
-    parts.append(encode_set(state.history))
-    parts += _encode_list(
-        [_STATE_ORIGIN.pack(*origin) + encode_set(consumed) for origin, consumed in state.consumed_by]
-    )
-    parts.append(encode_set(state.consumed_by_all))
-    parts.append(encode_set(state.fixed_prefix))
-    return b"".join(parts)
+    return bytes((_STATE_VERSION,)) + _STATE.encode(state)
 
 
 def decode_state(data: bytes) -> PriorityState:
     """Decode the order's state; raises Unreadable, also if a lock or an acknowledgment names no waiting message."""
-    reader = Reader(data)
-    version, position, clock = reader.unpack(_STATE_HEAD)
-    if version != _STATE_VERSION:
-        raise Unreadable(f"the state has version {version}; this release reads version {_STATE_VERSION}")
-    next_sequences = [reader.unpack(_STATE_NEXT) for _ in range(_read_count(reader))]
-    queue = tuple(_read_entry(reader) for _ in range(_read_count(reader)))
-    tail_locks = tuple(reader.read_ref() for _ in range(_read_count(reader)))
-    waiting = tuple(_read_entry(reader) for _ in range(_read_count(reader)))
-    acks: list[tuple[MessageOrigin, Ack]] = []
-    for _ in range(_read_count(reader)):
-        origin, ack = _read_origin(reader), decode_body(_read_sized(reader))
-        if not isinstance(ack, Ack):
-            raise Unreadable(f"expected an acknowledgment, found {type(ack).__name__}")
-        acks.append((origin, ack))
-    history = reader.read_message_set()
-    consumed_by = tuple((_read_origin(reader), reader.read_message_set()) for _ in range(_read_count(reader)))
-    consumed_by_all = reader.read_message_set()
-    fixed_prefix = reader.read_message_set()
-    reader.expect_end()
-    waiting_refs = {MessageRef(*entry.origin, entry.message.sequence) for entry in waiting}
-    named = {*tail_locks, *(ref for entry in queue for ref in entry.locks)}
-    named |= {ack.ref for _, ack in acks}
-    if not named <= waiting_refs:
-        raise Unreadable(f"{min(named - waiting_refs)} holds a lock or has an acknowledgment, but is not waiting")
-    return PriorityState(
-        position,
-        clock,
-        tuple(((sender, incarnation), sequence) for sender, incarnation, sequence in next_sequences),
-        queue,
-        tail_locks,
-        waiting,
-        tuple(acks),
-        history,
-        consumed_by,
-        consumed_by_all,
-        fixed_prefix,
-    )
+    if data[:1] != bytes((_STATE_VERSION,)):
+        raise Unreadable(f"the state has version {data[:1].hex()}; this release reads version {_STATE_VERSION}")
+    state = _STATE.decode(data[1:])
+    waiting = {MessageRef(*entry.origin, entry.message.sequence) for entry in state.waiting}
+    named = {*state.tail_locks, *(ref for entry in state.queue for ref in entry.locks)}
+    named |= {received.ack.ref for received in state.acks}
+    if not named <= waiting:
+        raise Unreadable(f"{min(named - waiting)} holds a lock or has an acknowledgment, but is not waiting")
+    return state
 
 
 def encode_handover(state: PriorityState, application: bytes) -> bytes:
     """Encode everything that a newcomer receives: the order's state, then the application's."""
-    return _encode_sized(encode_state(state)) + application
+    data = encode_state(state)
+    return _LENGTH.pack(len(data)) + data + application
 
 
 def decode_handover(data: bytes) -> tuple[PriorityState, bytes]:
     """Decode the order's state and the application's; raises Unreadable."""
-    state = _read_sized(Reader(data))
-    return decode_state(state), data[_STATE_COUNT.size + len(state) :]
-
-
-def _encode_list(items: list[bytes]) -> list[bytes]:
-    return [_STATE_COUNT.pack(len(items)), *items]
-
-
-def _encode_sized(data: bytes) -> bytes:
-    return _STATE_COUNT.pack(len(data)) + data
-
-
-def _encode_entry(entry: QueueEntry) -> bytes:
-    locks = _encode_list([encode_ref(ref) for ref in entry.locks])
-    return b"".join((_STATE_ORIGIN.pack(*entry.origin), _encode_sized(encode_body(entry.message)), *locks))
-
-
-def _read_count(reader: Reader) -> int:
-    return reader.unpack(_STATE_COUNT)[0]
-
-
-def _read_origin(reader: Reader) -> MessageOrigin:
-    sender, incarnation = reader.unpack(_STATE_ORIGIN)
-    return sender, incarnation
-
-
-def _read_sized(reader: Reader) -> bytes:
-    return reader.read_bytes(_read_count(reader))
-
-
-def _read_entry(reader: Reader) -> QueueEntry:
-    origin, message = _read_origin(reader), decode_body(_read_sized(reader))
-    if not isinstance(message, MessageBody):
-        raise Unreadable(f"expected a message, found {type(message).__name__}")
-    return QueueEntry(message, origin, tuple(reader.read_ref() for _ in range(_read_count(reader))))
+    if len(data) < _LENGTH.size:
+        raise Unreadable(f"a state transfer of {len(data)} bytes has no length")
+    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    return decode_state(data[_LENGTH.size : end]), data[end:]
