@@ -150,10 +150,10 @@ class QosObserver:
         for layer in sla.informs:
             if layer not in {*layers, "order"}:
                 raise error("informs", f"there is no layer {layer} in this stack; its layers are {', '.join(layers)}")
-        strangers = sorted(set(sla.links).difference(self._members))
-        if strangers:
+        unknown_members = sorted(set(sla.links).difference(self._members))
+        if unknown_members:
             members = ", ".join(map(str, self._members))
-            raise error("links", f"there is no member {strangers[0]} in this group; its members are {members}")
+            raise error("links", f"there is no member {unknown_members[0]} in this group; its members are {members}")
         agreed = replace(sla, provider=provider, consumer=consumer)
         if not self.monitor.collects(*collector_of(agreed), agreed.metric):
             raise error("metric", f"{sla.metric} is not collected between {provider} and {consumer}")
