@@ -41,22 +41,22 @@ def summarize_causal_order(shard: Trace, with_previous: Trace) -> CausalShardSum
     """Summarize a shard."""
     deliveries, sends = shard.deliveries(), shard.sends()
     (message,) = message_codes(deliveries)
-    indices, first_ns, had = {}, {}, {}
+    indices, first_ns, delivered = {}, {}, {}
     for run_id, rows in _rows_by_run(deliveries):
         indices[run_id] = int(deliveries.index[rows].min()), int(deliveries.index[rows].max())
         first_ns[run_id] = int(deliveries.real_ns[rows].min())
-        had[run_id] = np.unique(message[rows])
+        delivered[run_id] = np.unique(message[rows])
     sent_ns = {run_id: int(sends.real_ns[rows].max()) for run_id, rows in _rows_by_run(sends)}
-    everyone = [(log.member, log.incarnation) for log in shard.logs]
+    all_runs = [(log.member, log.incarnation) for log in shard.logs]
     nothing = np.empty(0, dtype=np.int64)
     lacking = {
         (one, other)
-        for one in had
-        for other in everyone
-        if other != one and not np.isin(had[one], had.get(other, nothing)).all()
+        for one in delivered
+        for other in all_runs
+        if other != one and not np.isin(delivered[one], delivered.get(other, nothing)).all()
     }
-    broken = causal(with_previous).status is Status.VIOLATED
-    return CausalShardSummary(broken, indices, first_ns, sent_ns, frozenset(lacking))
+    is_violated = causal(with_previous).status is Status.VIOLATED
+    return CausalShardSummary(is_violated, indices, first_ns, sent_ns, frozenset(lacking))
 
 
 def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
@@ -70,8 +70,11 @@ def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], n
 def causal_in_shards(
     shards: Sequence[CausalShardSummary], load: Callable[[Sequence[int]], Trace | None], clean_verdict: Verdict
 ) -> Verdict:
-    """As `causal`. `load` returns the rows of shards, or None if there are too many; `clean_verdict` is the verdict
-    if there is no violation."""
+    """The verdict of `causal` on the whole run.
+
+    `load` returns the rows of shards, or None if there are too many. `clean_verdict` is the verdict if there is no
+    violation.
+    """
     far = _why_not_separable(shards)
     if far:
         whole = load(range(len(shards)))
@@ -83,7 +86,7 @@ def causal_in_shards(
         return clean_verdict
     part = load(suspect)
     if part is None:
-        text = f"{len(suspect)} parts of the run are suspect, too many to check"
+        text = f"{len(suspect)} parts of the run are suspect, too many to be read together"
         return unknown(NAME, Reason.TOO_MUCH_SUSPECT, text)
     found = causal(part)
     return found if found.status is Status.VIOLATED else clean_verdict
@@ -104,7 +107,7 @@ def _why_not_separable(shards: Sequence[CausalShardSummary]) -> str:
             lacking |= before.runs_missing_messages
         for run_id, (index, _) in shard.index_ranges.items():
             if reached.get(run_id, _LOWEST) >= index:
-                return f"member {run_id[0]} delivered messages of distant slots interleaved"
+                return f"member {run_id[0]} delivered messages of distant slots in alternation"
             if sent_ns.get(run_id, _LOWEST) > shard.first_delivery_ns[run_id]:
                 return f"member {run_id[0]} sent a message after it had delivered one of much later slots"
         for one, other in sorted(lacking):

@@ -28,7 +28,7 @@ LoadPart = Callable[[Iterable[int]], Trace]
 
 
 def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart, clean_verdict: Verdict) -> Verdict:
-    """As `final_order`; `clean_verdict` is the verdict if there is no violation."""
+    """The verdict of `final_order` on the whole run; `clean_verdict` is the verdict if there is no violation."""
     ranges = _numbered_final_ranges(summaries)
     scrambled: set[int] = set()
     for spans in _spans_by_run(ranges).values():
@@ -75,9 +75,9 @@ def final_agreement_in_ranges(
     until_ns: int,
     grace_ns: int = GRACE_NS,
 ) -> Verdict:
-    """As `final_agreement`: the numbers that a member lacks lie in the ranges after its last delivery.
+    """The verdict of `final_agreement` on the whole run; `clean_verdict` is the verdict if no row had to be read.
 
-    `clean_verdict` is the verdict if no row had to be read.
+    The numbers that a member lacks lie in the ranges after its last delivery.
     """
     ranges = _numbered_final_ranges(summaries)
     logs = _spans_by_run(ranges)

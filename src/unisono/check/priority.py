@@ -7,10 +7,10 @@ rows count. Beyond the definition, the check requires one sequence of views; tha
 comes from a member of that view and arrives before the next view is installed; and that a member that moves on has
 received all messages that it sent in the view it leaves.
 
-Priority accounting: a message overtakes every less urgent message that no member had consumed yet. The paper states
-this twice (erratum 004-6). In words: if l was delivered at no process when h was received there, h comes before l. In
-equation (1): if l was queued at every process when h was received there, h comes before l. The first statement implies
-the second, so the check uses the first, and a witness says whether it breaks both.
+Priority accounting: a message h overtakes every less urgent message l that no member had consumed yet. The paper states
+this twice (erratum 004-6). In words: h comes before l if no process had delivered l when it received h. In equation
+(1): h comes before l if every process had l in its queue when it received h. The first statement implies the second, so
+the check uses the first, and a witness says whether it breaks both.
 
 All members consume one sequence, so the messages that a member had consumed when it received h form a prefix of it.
 With R(h) the longest of these prefixes, P2 in words is: between R(h) and h there is no message of lower priority. A
@@ -80,7 +80,7 @@ def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: 
 def check_same_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
-    """Report members that moved from a view to the next with other messages than the rest, or without their own."""
+    """Report members that moved to the next view with other messages than the other members, or without their own."""
     for run_id, ids in installed.items():
         for view in ids:
             if view + 1 not in ids:
@@ -290,18 +290,18 @@ def consumption_log(trace: Trace, member_run: MemberRun) -> ConsumptionLog:
     rows = trace.select((trace.member == member_run.member) & (trace.recorder_incarnation == member_run.incarnation))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
-    order, came = message_ids(consumed), message_ids(received)
+    order, received_messages = message_ids(consumed), message_ids(received)
     return ConsumptionLog(
         member_run=member_run,
         order=order,
         is_dense=consumed.index.tolist() == list(range(len(order))),
         index_of=dict(zip(order, consumed.index.tolist(), strict=True)),
         slots=consumed.slot.tolist(),
-        consumed_before=dict(zip(came, received.index.tolist(), strict=True)),
+        consumed_before=dict(zip(received_messages, received.index.tolist(), strict=True)),
         all_counted=bool((received.index >= 0).all()),
-        received_step=dict(zip(came, received.place.tolist(), strict=True)),
+        received_step=dict(zip(received_messages, received.place.tolist(), strict=True)),
         queued_step=dict(zip(message_ids(queued), queued.place.tolist(), strict=True)),
-        received_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
+        received_ns=dict(zip(received_messages, received.real_ns.tolist(), strict=True)),
         views=[(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist()) if views.listed(row)],
     )
 
@@ -377,6 +377,6 @@ def _overtaking_witness(
         positions.append(Position(number, late, member.index_of[late]))
     text = (
         f"member {number} delivered {early} of priority {priority.get(early, 0)} before {late} of priority "
-        f"{priority[late]}, although no member had delivered it when the more urgent one was received"
+        f"{priority[late]}, although no member had delivered {early} when it received {late}"
     )
     return Witness((early, late), (number,), tuple(positions), text), both

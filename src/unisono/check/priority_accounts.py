@@ -1,9 +1,9 @@
 """Priority accounting and latency of a long run, from its windows (`check.priority_windows`).
 
-If all members consumed one sequence of slots, the windows decide everything except two cases: messages that were
-received but never delivered, and messages that a member received but did not deliver before it ended. For these it is
-known between which slots the member must not have delivered a less urgent message. The summaries show the first slot
-with such a message, or the range that has it.
+If all members consumed one sequence of slots, the windows decide everything except two cases: messages that no member
+delivered, and messages that a member received but did not deliver before it ended. For these it is known between which
+slots the member must not have delivered a less urgent message. The summaries show the first slot with such a message,
+or the range that has it.
 """
 
 from __future__ import annotations
@@ -81,28 +81,28 @@ def plan_windows(
     `sequential_run` is the run without diverging logs. Raises `ReadLimitExceeded` if the rows of messages lie too far
     apart.
     """
-    cut: list[list[int]] = []
+    range_groups: list[list[int]] = []
     rows = window_rows
     for number, summary in enumerate(run.summaries):
         if not summary.spans:
             continue
         rows += summary.base.rows
         if rows > window_rows:
-            cut.append([])
+            range_groups.append([])
             rows = summary.base.rows
-        cut[-1].append(number)
+        range_groups[-1].append(number)
     received = [summary.all_received() for summary in run.summaries]
     sent = [summary.all_sent() for summary in run.summaries]
     found: list[PriorityWindow] = []
-    lower: dict[int, int] = {}
-    for ranges in cut:
+    last_slots: dict[int, int] = {}
+    for ranges in range_groups:
         messages = union(run.delivered_by_range[number] for number in ranges)
-        came = tuple(number for number, of in enumerate(received) if of & messages)
-        handed_in = tuple(number for number, of in enumerate(sent) if of & messages)
-        found.append(PriorityWindow(tuple(ranges), came, handed_in, messages, dict(lower)))
+        reception_ranges = tuple(number for number, of in enumerate(received) if of & messages)
+        send_ranges = tuple(number for number, of in enumerate(sent) if of & messages)
+        found.append(PriorityWindow(tuple(ranges), reception_ranges, send_ranges, messages, dict(last_slots)))
         for number in ranges:
             for level, (_, last) in sequential_run.summaries[number].slot_spans_by_priority.items():
-                lower[level] = max(last, lower.get(level, last))
+                last_slots[level] = max(last, last_slots.get(level, last))
     read = sum(
         run.summaries[n].base.rows
         for one in found
@@ -111,7 +111,7 @@ def plan_windows(
     rows = sum(summary.base.rows for summary in run.summaries)
     if read > max_reread_factor * rows:
         raise ReadLimitExceeded(
-            f"the rows of messages are scattered over ranges: {read:,} would have to be read for {rows:,}"
+            f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
         )
     return found
 
@@ -119,31 +119,35 @@ def plan_windows(
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
     """The facts about the logs that windows need, or why windows cannot decide anything."""
     known = member_runs(run.member_events)
-    came: dict[MemberRunId, ReceptionSummary] = {}
+    receptions: dict[MemberRunId, ReceptionSummary] = {}
     for summary in run.summaries:
         for run_id, of in summary.receptions.items():
-            came[run_id] = of.merged(came.get(run_id, NO_RECEPTION_SUMMARY))
+            receptions[run_id] = of.merged(receptions.get(run_id, NO_RECEPTION_SUMMARY))
     counts = {run_id: sum(line.count for _, line in lines) for run_id, lines in run.spans_by_run.items()}
-    if any(run_id not in came for run_id in run.spans_by_run):
+    if any(run_id not in receptions for run_id in run.spans_by_run):
         return NO_RECEPTIONS
     for run_id in known:
         lacking = run_id in run.spans_by_run and run_id not in run.complete_logs
-        if lacking or came.get(run_id, NO_RECEPTION_SUMMARY).max_consumed > counts.get(run_id, 0):
+        if lacking or receptions.get(run_id, NO_RECEPTION_SUMMARY).max_consumed > counts.get(run_id, 0):
             return missing_deliveries_reason(run_id[0])
-        if not came.get(run_id, NO_RECEPTION_SUMMARY).all_counted:
+        if not receptions.get(run_id, NO_RECEPTION_SUMMARY).all_counted:
             return uncounted_reception_reason(run_id[0])
-    unread = [run_id for run_id, member_run in known.items() if member_run.crashed and member_run.log_truncated]
+    truncated = [run_id for run_id, member_run in known.items() if member_run.crashed and member_run.log_truncated]
     views = dict(rows_by_run(run.member_events.of_kind(EventKind.VIEW)))
     facts = []
     for run_id, member_run in known.items():
         begin = run.spans_by_run[run_id][0][1].first_slot if run_id in run.spans_by_run else 0
-        gone = {
-            other: _removed_from_view_ns(views.get(run_id), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
-            for other in unread
+        excluded_since_ns = {
+            other: _removed_from_view_ns(
+                views.get(run_id), other[0], receptions.get(other, NO_RECEPTION_SUMMARY).last_ns
+            )
+            for other in truncated
         }
         end = begin + counts.get(run_id, 0)
         regular = run.diverging_logs.get(run_id, end - begin)
-        facts.append(LogFacts(run_id, member_run.first_slot, begin, end, run_id not in run.excused, regular, gone))
+        facts.append(
+            LogFacts(run_id, member_run.first_slot, begin, end, run_id not in run.excused, regular, excluded_since_ns)
+        )
     return tuple(facts)
 
 
@@ -241,10 +245,12 @@ class _PriorityViolations:
         begins = [other.begin_slot for other in others]
         behind: dict[MessageId, list[int]] = {}
         for message in priority:
-            had = [
+            consumed_counts = [
                 logs[other.run_id].consumed_before.get(message, other.end_slot - other.begin_slot) for other in others
             ]
-            slots = (other.slot_after_consuming(consumed) for other, consumed in zip(others, had, strict=True))
+            slots = (
+                other.slot_after_consuming(consumed) for other, consumed in zip(others, consumed_counts, strict=True)
+            )
             behind[message] = list(accumulate(slots, max))
         for run_id, log in self._facts.items():
             if not log.is_accountable or log.begin_slot == log.end_slot:
@@ -335,7 +341,7 @@ def _accounting_verdict(
     if unread_reason:
         return unknown(PRIORITY_ACCOUNTING, Reason.TOO_MUCH_SUSPECT, unread_reason)
     verdict = _check_in_windows(sequential_run, facts, findings)
-    # A diverging log counts with less than it consumed. That can prove that P2 was kept, but not that it was broken.
+    # For a diverging log the windows count less than it consumed. So they can show that P2 was kept, but not violated.
     return _check_whole_run(run) if verdict.status is Status.VIOLATED and run.diverging_logs else verdict
 
 
@@ -350,7 +356,7 @@ def check_priority(
     window_rows: int = WINDOW_ROWS,
     max_reread_factor: int = MAX_REREAD_FACTOR,
 ) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
+    """One verdict per promise, the same as `check.suite.check_all` returns for the whole run."""
     grades = {grade for summary in run.summaries for grade in summary.base.grades}
     if grades and any(summary.has_ungraded for summary in run.summaries):
         return {"grades": SOME_UNGRADED}

@@ -11,7 +11,7 @@ What each promise needs from the other ranges:
   if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is
   checked, and a diverging log counts up to the point where it diverges; this misses no violation.
 - View atomicity: the messages that each member received in each view, over all ranges.
-- Gap freedom: undelivered messages, messages where a log leaves the sequence, and how far each member got.
+- Gap freedom: undelivered messages, messages where a log leaves the sequence, and each member's last delivery.
 - Latency: the sends of a window's messages.
 
 All rows of suspect messages are gathered and checked by the checkers of a whole run, so witnesses are the same.
@@ -48,11 +48,11 @@ from unisono.trace.schema import ABSENT, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
 SEVERAL_GRADES = "deliveries of several grades can be checked only in a run that is read as a whole"
-GAPS_NOT_CHECKED = "gaps are looked into only in a run that is read as a whole"
+GAPS_NOT_CHECKED = "gaps can be checked only in a run that is read as a whole"
 
 
 class ReadLimitExceeded(Exception):
-    """More is suspect than is looked at."""
+    """More rows are suspect than the checker may read."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class PriorityRun:
 
     @cached_property
     def member_events(self) -> Trace:
-        """What happened to members."""
+        """The member events of the run, without the rows about messages."""
         return self.with_member_events(concatenated([]))
 
     def with_member_events(self, rows: Rows) -> Trace:
-        """Some rows, with all that happened to members."""
+        """Some rows, together with the member events."""
         events = [summary.base.events for summary in self.summaries]
         return Trace.from_rows(concatenated([rows, *events]), self.meta, self.logs)
 
@@ -117,16 +117,16 @@ class PriorityRun:
         """The deliveries of each log, by range."""
         found: dict[MemberRunId, list[tuple[int, DeliverySpan]]] = {}
         for number, summary in enumerate(self.summaries):
-            for line in summary.spans:
-                found.setdefault(line.run_id, []).append((number, line))
+            for span in summary.spans:
+                found.setdefault(span.run_id, []).append((number, span))
         return found
 
     @cached_property
     def interleaved_ranges(self) -> set[int]:
-        """The ranges between which a message, or the order of a log, goes back and forth."""
+        """The ranges between which a log alternates, or in which the same message was delivered."""
         found: set[int] = set()
-        for lines in self.spans_by_run.values():
-            across = overlapping([(number, line.first_index, line.last_index) for number, line in lines])
+        for spans in self.spans_by_run.values():
+            across = overlapping([(number, span.first_index, span.last_index) for number, span in spans])
             if across:
                 found |= set(range(min(across), max(across) + 1))
         seen = MessageSet()
@@ -141,7 +141,7 @@ class PriorityRun:
     @cached_property
     def complete_logs(self) -> set[MemberRunId]:
         """The logs that have all deliveries up to their last index."""
-        return {run_id for run_id, lines in self.spans_by_run.items() if not _missing_index(run_id, lines)}
+        return {run_id for run_id, spans in self.spans_by_run.items() if not _missing_index(run_id, spans)}
 
     @cached_property
     def irregular_ranges(self) -> set[int]:
@@ -149,8 +149,8 @@ class PriorityRun:
         found = {
             number for number, summary in enumerate(self.summaries) if not summary.is_sequential
         } | self.interleaved_ranges
-        for lines in self.spans_by_run.values():
-            for (before, earlier), (number, later) in pairwise(lines):
+        for spans in self.spans_by_run.values():
+            for (before, earlier), (number, later) in pairwise(spans):
                 if earlier.last_slot + 1 != later.first_slot:
                     found |= set(range(before, number + 1))
         return found
@@ -159,17 +159,17 @@ class PriorityRun:
     def diverging_logs(self) -> dict[MemberRunId, int]:
         """The excused logs in irregular ranges, and the index from which each diverges."""
         return {
-            run_id: min(line.first_index for number, line in lines if number in self.irregular_ranges)
-            for run_id, lines in self.spans_by_run.items()
-            if run_id in self.excused and any(number in self.irregular_ranges for number, _ in lines)
+            run_id: min(span.first_index for number, span in spans if number in self.irregular_ranges)
+            for run_id, spans in self.spans_by_run.items()
+            if run_id in self.excused and any(number in self.irregular_ranges for number, _ in spans)
         }
 
     def without_diverging_logs(self) -> PriorityRun:
-        """This run without the deliveries of diverging logs from that index on."""
+        """This run without the deliveries at which the diverging logs diverge, and all later ones of these logs."""
         first = min(self.irregular_ranges, default=0)
         numbers = sorted({n for run_id in self.diverging_logs for n, _ in self.spans_by_run[run_id] if n >= first})
-        surveys = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
-        return replace(self, summaries=tuple(surveys.get(n, summary) for n, summary in enumerate(self.summaries)))
+        new_summaries = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
+        return replace(self, summaries=tuple(new_summaries.get(n, summary) for n, summary in enumerate(self.summaries)))
 
     def rows_of_messages(self, wanted: MessageSet, *kinds: EventKind) -> Rows:
         """All rows of these kinds and messages; raises `ReadLimitExceeded` if there are too many."""
@@ -356,32 +356,32 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
 
 
 def _view_atomicity(run: PriorityRun) -> Verdict:
-    faults: list[Witness] = []
+    violations: list[Witness] = []
 
-    def complain(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
-        faults.append(Witness(messages, members, (), f"member {members[0]} {text}"))
+    def report(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
+        violations.append(Witness(messages, members, (), f"member {members[0]} {text}"))
 
-    views, installed = installed_views(run.member_events, complain)
+    views, installed = installed_views(run.member_events, report)
     received: dict[tuple[MemberRunId, int], MessageSet] = {}
     by_view: dict[int, MessageSet] = {}
     suspect = union(summary.received_twice for summary in run.summaries)
     for summary in run.summaries:
-        for (run_id, view), came in summary.received.items():
+        for (run_id, view), newly_received in summary.received.items():
             if view == ABSENT:
                 continue
             mine = installed.get(run_id, {})
             first_ns, last_ns = summary.reception_times[run_id, view]
             if view not in mine or first_ns < mine[view] or last_ns > mine.get(view + 1, last_ns):
-                suspect = suspect | came
-            others = came.ranges.keys() - set(views.get(view, ()))
-            suspect = suspect | MessageSet({origin: came.ranges[origin] for origin in sorted(others)})
-            suspect = suspect | (came & received.get((run_id, view), MessageSet()))
-            received[run_id, view] = received.get((run_id, view), MessageSet()) | came
-            by_view[view] = by_view.get(view, MessageSet()) | came
+                suspect = suspect | newly_received
+            others = newly_received.ranges.keys() - set(views.get(view, ()))
+            suspect = suspect | MessageSet({origin: newly_received.ranges[origin] for origin in sorted(others)})
+            suspect = suspect | (newly_received & received.get((run_id, view), MessageSet()))
+            received[run_id, view] = received.get((run_id, view), MessageSet()) | newly_received
+            by_view[view] = by_view.get(view, MessageSet()) | newly_received
     suspect = suspect | _in_more_than_one(by_view[view] for view in sorted(by_view))
     if suspect:
         received_by_view(
-            run.with_member_events(run.rows_of_messages(suspect, EventKind.RECEIVE)), views, installed, complain
+            run.with_member_events(run.rows_of_messages(suspect, EventKind.RECEIVE)), views, installed, report
         )
-    check_same_messages(installed, received, complain)
-    return atomicity_verdict(faults, len(views), run.incomplete_reason)
+    check_same_messages(installed, received, report)
+    return atomicity_verdict(violations, len(views), run.incomplete_reason)
