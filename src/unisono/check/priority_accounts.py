@@ -169,10 +169,10 @@ def _check_whole_run(run: PriorityRun) -> Verdict:
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         try:
             return priority_accounting(run.load_part(numbers, *kinds))
-        except ReadLimitExceeded as why:
+        except ReadLimitExceeded as error:
             raise ReadLimitExceeded(
-                f"the members' logs do not follow one sequence, and in the whole run {why}"
-            ) from why
+                f"the members' logs do not follow one sequence, and in the whole run {error}"
+            ) from error
 
     return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
 
@@ -181,14 +181,14 @@ def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Seq
     """As `priority_accounting`, from the findings of the windows."""
 
     def check() -> Verdict:
-        accounts = _PriorityViolations(run, facts)
+        violations = _PriorityViolations(run, facts)
         for finding in findings:
             for broken in finding.broken.values():
-                accounts.add(broken)
-            for pair in finding.undecided:
-                accounts.add_if_broken(pair)
-        accounts.add_undelivered()
-        return accounts.verdict(_overtakings(findings))
+                violations.add(broken)
+            for constraint in finding.undecided:
+                violations.add_if_broken(constraint)
+        violations.add_undelivered()
+        return violations.verdict(_overtakings(findings))
 
     return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
 
@@ -237,13 +237,13 @@ class _PriorityViolations:
 
     def add_undelivered(self) -> None:
         """Add the broken constraints of messages that were received but not delivered at any member."""
-        wanted = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
-        trace = self._run.with_member_events(self._run.rows_of_messages(wanted, EventKind.RECEIVE))
+        undelivered = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
+        trace = self._run.with_member_events(self._run.rows_of_messages(undelivered, EventKind.RECEIVE))
         priority, _ = priorities_and_arrivals(trace)
         logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
         others = sorted(self._facts.values(), key=lambda other: other.begin_slot)
         begins = [other.begin_slot for other in others]
-        behind: dict[MessageId, list[int]] = {}
+        consumed_slots: dict[MessageId, list[int]] = {}
         for message in priority:
             consumed_counts = [
                 logs[other.run_id].consumed_before.get(message, other.end_slot - other.begin_slot) for other in others
@@ -251,7 +251,7 @@ class _PriorityViolations:
             slots = (
                 other.slot_after_consuming(consumed) for other, consumed in zip(others, consumed_counts, strict=True)
             )
-            behind[message] = list(accumulate(slots, max))
+            consumed_slots[message] = list(accumulate(slots, max))
         for run_id, log in self._facts.items():
             if not log.is_accountable or log.begin_slot == log.end_slot:
                 continue
@@ -261,7 +261,7 @@ class _PriorityViolations:
                     for other, since in log.excluded_since_ns.items()
                 ):
                     # Members that consumed no message of this log do not count.
-                    since = max(log.begin_slot, behind[message][bisect_left(begins, log.end_slot) - 1])
+                    since = max(log.begin_slot, consumed_slots[message][bisect_left(begins, log.end_slot) - 1])
                     self.add_if_broken(OvertakingConstraint(run_id, message, priority[message], since, log.end_slot))
 
     def _next_range_with_lower(self, first_slot: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
@@ -312,16 +312,16 @@ class _PriorityViolations:
             return no_violation(PRIORITY_ACCOUNTING, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
         for run_id in sorted(self._broken_by_run):
-            pair, log = self._broken_by_run[run_id].first, self._facts[run_id]
-            slot = self._first_lower_slot(pair.since_slot, pair.priority)
-            firsts.append((slot - log.begin_slot, run_id[0], slot, pair))
-        at, _, slot, pair = min(firsts, key=lambda first: first[:2])
+            constraint, log = self._broken_by_run[run_id].first, self._facts[run_id]
+            slot = self._first_lower_slot(constraint.since_slot, constraint.priority)
+            firsts.append((slot - log.begin_slot, run_id[0], slot, constraint))
+        at, _, slot, constraint = min(firsts, key=lambda first: first[:2])
         early = self._message_in_slot(slot)
-        wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, pair.urgent))
+        wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, constraint.urgent))
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         trace = self._run.with_member_events(self._run.rows_of_messages(wanted, *kinds))
         logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
-        first = MissedOvertaking(logs[pair.run_id], pair.urgent, early, at)
+        first = MissedOvertaking(logs[constraint.run_id], constraint.urgent, early, at)
         count = sum(broken.count for broken in self._broken_by_run.values())
         return violation_verdict(first, list(logs.values()), priorities_and_arrivals(trace)[0], count, overtakings)
 
@@ -364,17 +364,19 @@ def check_priority(
         return {"grades": unknown("grades", Reason.GRADES_MIXED, SEVERAL_GRADES)}
     verdicts = check_order(run)
     facts = log_facts(run)
-    even = run.without_diverging_logs() if run.diverging_logs else run
-    found: Sequence[WindowFinding] = ()
-    unread = ""
+    sequential_run = run.without_diverging_logs() if run.diverging_logs else run
+    findings: Sequence[WindowFinding] = ()
+    unread_reason = ""
     try:
-        cut = plan_windows(run, even, window_rows, max_reread_factor)
-        found = check_windows(cut, None if isinstance(facts, Doubt) or even.irregular_ranges else facts)
-    except ReadLimitExceeded as why:
-        unread = str(why)
-    seen = LatencySummary()
-    for finding in found:
-        seen.merge(finding.latencies)
-    verdicts[PRIORITY_ACCOUNTING] = _accounting_verdict(run, even, facts, found, unread)
-    verdicts["latency"] = latency_in_windows(run, seen, unread)
+        windows = plan_windows(run, sequential_run, window_rows, max_reread_factor)
+        findings = check_windows(
+            windows, None if isinstance(facts, Doubt) or sequential_run.irregular_ranges else facts
+        )
+    except ReadLimitExceeded as error:
+        unread_reason = str(error)
+    latencies = LatencySummary()
+    for finding in findings:
+        latencies.merge(finding.latencies)
+    verdicts[PRIORITY_ACCOUNTING] = _accounting_verdict(run, sequential_run, facts, findings, unread_reason)
+    verdicts["latency"] = latency_in_windows(run, latencies, unread_reason)
     return verdicts

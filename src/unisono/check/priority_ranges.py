@@ -130,12 +130,12 @@ class PriorityRun:
             if across:
                 found |= set(range(min(across), max(across) + 1))
         seen = MessageSet()
-        for number, here in enumerate(self.delivered_by_range):
-            both = here & seen
-            if both:
-                first = next(at for at, other in enumerate(self.delivered_by_range) if other & both)
+        for number, delivered in enumerate(self.delivered_by_range):
+            repeated = delivered & seen
+            if repeated:
+                first = next(at for at, other in enumerate(self.delivered_by_range) if other & repeated)
                 found |= set(range(first, number + 1))
-            seen = seen | here
+            seen = seen | delivered
         return found
 
     @cached_property
@@ -176,11 +176,11 @@ class PriorityRun:
         rows = len(wanted) * len(kinds) * len(self.logs)
         if rows > self.max_suspect_rows:
             raise ReadLimitExceeded(
-                f"{len(wanted):,} messages are suspect, more than the {self.max_suspect_rows:,} rows checked"
+                f"{len(wanted):,} suspect messages may have {rows:,} rows; only {self.max_suspect_rows:,} are checked"
             )
         if not wanted:
             return concatenated([])
-        where: dict[EventKind, Callable[[PriorityRangeSummary], MessageSet]] = {
+        messages_with: dict[EventKind, Callable[[PriorityRangeSummary], MessageSet]] = {
             EventKind.SEND: PriorityRangeSummary.all_sent,
             EventKind.DELIVER: PriorityRangeSummary.all_delivered,
             EventKind.RECEIVE: PriorityRangeSummary.all_received,
@@ -189,7 +189,7 @@ class PriorityRun:
         ranges = [
             number
             for number, summary in enumerate(self.summaries)
-            if any(where[kind](summary) & wanted for kind in kinds)
+            if any(messages_with[kind](summary) & wanted for kind in kinds)
         ]
         return self.gather_rows(wanted, kinds, ranges)
 
@@ -206,18 +206,18 @@ def unknown_if_too_large(name: str, check: Callable[[], Verdict]) -> Verdict:
     """The verdict of `check`, or unknown if too many rows are suspect."""
     try:
         return check()
-    except ReadLimitExceeded as why:
-        return unknown(name, Reason.TOO_MUCH_SUSPECT, str(why))
+    except ReadLimitExceeded as error:
+        return unknown(name, Reason.TOO_MUCH_SUSPECT, str(error))
 
 
 def check_order(run: PriorityRun) -> dict[str, Verdict]:
     """The verdicts of `check.suite.check_all`, except priority accounting and latency."""
-    found = SummarizedRun(run.meta, run.logs, tuple(summary.base for summary in run.summaries), run.load_ranges)
-    found = replace(found, max_suspect_rows=run.max_suspect_rows, max_whole_rows=0)
+    summarized = SummarizedRun(run.meta, run.logs, tuple(summary.base for summary in run.summaries), run.load_ranges)
+    summarized = replace(summarized, max_suspect_rows=run.max_suspect_rows, max_whole_rows=0)
     verdicts = {
         "total_order": unknown_if_too_large("total_order", lambda: _total_order(run)),
         "integrity": unknown_if_too_large("integrity", lambda: _integrity(run)),
-        FIFO: check_ranges(found, [FIFO])[FIFO],
+        FIFO: check_ranges(summarized, [FIFO])[FIFO],
         "view_atomicity": unknown_if_too_large("view_atomicity", lambda: _view_atomicity(run)),
     }
     if run.meta.reliable:
@@ -248,8 +248,8 @@ def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason
 
 def _total_order(run: PriorityRun) -> Verdict:
     suspect = {number for number, summary in enumerate(run.summaries) if not summary.ordered} | run.interleaved_ranges
-    suspect |= {number for lines in run.spans_by_run.values() for number, line in lines if not line.distinct}
-    lacking = {
+    suspect |= {number for spans in run.spans_by_run.values() for number, span in spans if not span.distinct}
+    incomplete = {
         run_id: run.spans_by_run[run_id] for run_id in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)
     }
     if suspect:
@@ -257,10 +257,10 @@ def _total_order(run: PriorityRun) -> Verdict:
         verdict = total_order(without_excused_deliveries(run.load_part(suspect, EventKind.DELIVER)))
         if verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
             return verdict
-    if not lacking:
+    if not incomplete:
         return run.clean_verdict("total_order")
-    run_id, lines = next(iter(lacking.items()))
-    expected, follows = _missing_index(run_id, lines) or (0, 0)
+    run_id, spans = next(iter(incomplete.items()))
+    expected, follows = _missing_index(run_id, spans) or (0, 0)
     reason = (
         f"the deliveries of member {run_id[0]} are not all recorded: index {expected} is missing, {follows} follows"
     )
@@ -269,12 +269,12 @@ def _total_order(run: PriorityRun) -> Verdict:
 
 def _missing_index(run_id: MemberRunId, spans: Sequence[tuple[int, DeliverySpan]]) -> tuple[int, int] | None:
     """The first index that a log lacks or has twice, and the index found there; None if the log is complete."""
-    ranges = union(line.indices for _, line in spans).ranges[run_id]
+    ranges = union(span.indices for _, span in spans).ranges[run_id]
     if ranges[0][0] != 0:
         return 0, ranges[0][0]
     if len(ranges) > 1:
         return ranges[0][1] + 1, ranges[1][0]
-    if ranges[0][1] + 1 != sum(line.count for _, line in spans):
+    if ranges[0][1] + 1 != sum(span.count for _, span in spans):
         return ranges[0][1] + 1, ranges[0][1]
     return None
 
@@ -297,26 +297,29 @@ def _integrity(run: PriorityRun) -> Verdict:
 def _in_more_than_one(sets: Iterable[MessageSet]) -> MessageSet:
     """The messages that are in more than one of the sets."""
     seen = several = MessageSet()
-    for one in sets:
-        several, seen = several | (one & seen), seen | one
+    for messages in sets:
+        several, seen = several | (messages & seen), seen | messages
     return several
 
 
 def _gap_freedom(run: PriorityRun) -> Verdict:
-    known = {
+    accountable = {
         run_id: member_run
         for run_id, member_run in member_runs(run.member_events).items()
         if member_run.log is not None and run_id not in run.excused
     }
     binding = union(
-        of for summary in run.summaries for run_id, of in summary.delivered.items() if run_id not in run.excused
+        messages
+        for summary in run.summaries
+        for run_id, messages in summary.delivered.items()
+        if run_id not in run.excused
     )
     doubtful = set(run.irregular_ranges)
-    lines_of = {run_id: [line for _, line in run.spans_by_run.get(run_id, ())] for run_id in known}
-    for run_id, member_run in known.items():
-        lines = lines_of[run_id]
-        begin = min((line.first_slot for line in lines), default=None)
-        end = max((line.last_slot for line in lines), default=-1)
+    spans_of = {run_id: [span for _, span in run.spans_by_run.get(run_id, ())] for run_id in accountable}
+    for run_id, member_run in accountable.items():
+        spans = spans_of[run_id]
+        begin = min((span.first_slot for span in spans), default=None)
+        end = max((span.last_slot for span in spans), default=-1)
         for number, summary in enumerate(run.summaries):
             first, last = summary.base.order.first_slot, summary.base.order.last_slot
             before = begin is not None and member_run.first_slot <= last and first < begin
@@ -328,20 +331,24 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
         trace = run.member_events
     else:
         # A member's last delivery, overall and of each sender and priority, decides which messages it passed.
-        tops: dict[tuple[MemberRunId, int, Origins], int] = {}
+        last_sequences: dict[tuple[MemberRunId, int, Origins], int] = {}
         for summary in run.summaries:
-            for (run_id, level), of in summary.last_delivered.items():
-                for origin in of.ranges.keys() & suspect.ranges.keys():
-                    sequence = of.ranges[origin][0][1]
-                    tops[run_id, level, origin] = max(sequence, tops.get((run_id, level, origin), sequence))
-        lasts = [max(lines, key=lambda line: line.last_slot).last_message for lines in lines_of.values() if lines]
+            for (run_id, level), messages in summary.last_delivered.items():
+                for origin in messages.ranges.keys() & suspect.ranges.keys():
+                    sequence = messages.ranges[origin][0][1]
+                    last_sequences[run_id, level, origin] = max(
+                        sequence, last_sequences.get((run_id, level, origin), sequence)
+                    )
+        last_messages = [
+            max(spans, key=lambda span: span.last_slot).last_message for spans in spans_of.values() if spans
+        ]
         context = suspect | MessageSet.of(
-            [*lasts, *(MessageRef(*origin, number) for (_, _, origin), number in tops.items())]
+            [*last_messages, *(MessageRef(*origin, number) for (_, _, origin), number in last_sequences.items())]
         )
         trace = run.with_member_events(run.rows_of_messages(context, EventKind.SEND, EventKind.DELIVER))
     times = [summary.last_non_delivery_ns for summary in run.summaries]
     times += [
-        line.last_ns for run_id, lines in run.spans_by_run.items() if run_id not in run.excused for _, line in lines
+        span.last_ns for run_id, spans in run.spans_by_run.items() if run_id not in run.excused for _, span in spans
     ]
     verdict = gap_freedom(
         without_excused_deliveries(trace),

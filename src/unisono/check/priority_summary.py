@@ -176,33 +176,33 @@ def _run_id(rows: Rows) -> MemberRunId:
 
 def in_logs(rows: Rows, logs: Collection[MemberRunId]) -> Mask:
     """A mask of the rows of these logs."""
-    found: Mask = np.zeros(len(rows), dtype=bool)
-    for member, stream_incarnation in sorted(logs):
-        found |= (rows.member == member) & (rows.recorder_incarnation == stream_incarnation)
-    return found
+    mask: Mask = np.zeros(len(rows), dtype=bool)
+    for member, incarnation in sorted(logs):
+        mask |= (rows.member == member) & (rows.recorder_incarnation == incarnation)
+    return mask
 
 
 def rows_by_run(rows: Rows) -> list[tuple[MemberRunId, Rows]]:
     """The rows of each log."""
     code = log_codes(rows)
-    found = [rows.select(code == one) for one in np.unique(code).tolist()]
-    return [(_run_id(of), of) for of in found]
+    parts = [rows.select(code == value) for value in np.unique(code).tolist()]
+    return [(_run_id(part), part) for part in parts]
 
 
 def _rows_by_view(rows: Rows) -> list[tuple[tuple[MemberRunId, int], Rows]]:
     return [
-        ((run_id, view), of.select(of.view == view))
-        for run_id, of in rows_by_run(rows)
-        for view in np.unique(of.view).tolist()
+        ((run_id, view), part.select(part.view == view))
+        for run_id, part in rows_by_run(rows)
+        for view in np.unique(part.view).tolist()
     ]
 
 
 def union(sets: Iterable[MessageSet]) -> MessageSet:
     """The union of sets of messages."""
-    whole = MessageSet()
-    for one in sets:
-        whole = whole | one
-    return whole
+    total = MessageSet()
+    for messages in sets:
+        total = total | messages
+    return total
 
 
 def message_set(rows: Rows) -> MessageSet:
@@ -212,26 +212,26 @@ def message_set(rows: Rows) -> MessageSet:
     order = np.lexsort((rows.sequence, rows.sender_incarnation, rows.sender))
     sender, incarnation = rows.sender[order].astype(np.int64), rows.sender_incarnation[order]
     number = rows.sequence[order]
-    fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
-    first = np.flatnonzero(fresh)
+    starts_range = np.ones(len(order), dtype=bool)
+    starts_range[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
+    first = np.flatnonzero(starts_range)
     last = np.append(first[1:], len(order)) - 1
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     columns = (sender[first], incarnation[first], number[first], number[last])
-    for whose, stream_incarnation, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        ranges.setdefault((whose, stream_incarnation), []).append((begin, end))
-    return MessageSet({origin: tuple(of) for origin, of in ranges.items()})
+    for range_sender, range_incarnation, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+        ranges.setdefault((range_sender, range_incarnation), []).append((begin, end))
+    return MessageSet({origin: tuple(spans) for origin, spans in ranges.items()})
 
 
 def in_message_set(rows: Rows, wanted: MessageSet) -> Mask:
     """A mask of the rows of these messages."""
-    found: Mask = np.zeros(len(rows), dtype=bool)
+    mask: Mask = np.zeros(len(rows), dtype=bool)
     for (sender, incarnation), ranges in wanted.ranges.items():
-        of = np.flatnonzero((rows.sender == sender) & (rows.sender_incarnation == incarnation))
+        candidates = np.flatnonzero((rows.sender == sender) & (rows.sender_incarnation == incarnation))
         firsts, lasts = (np.array(ends, dtype=np.int64) for ends in zip(*ranges, strict=True))
-        at = np.searchsorted(firsts, rows.sequence[of], side="right") - 1
-        found[of[(at >= 0) & (rows.sequence[of] <= lasts[np.maximum(at, 0)])]] = True
-    return found
+        at = np.searchsorted(firsts, rows.sequence[candidates], side="right") - 1
+        mask[candidates[(at >= 0) & (rows.sequence[candidates] <= lasts[np.maximum(at, 0)])]] = True
+    return mask
 
 
 def _repeated_messages(rows: Rows) -> MessageSet:
