@@ -141,7 +141,7 @@ def test_it_stops_when_the_members_have_closed_their_streams(places: tuple[Path,
     assert job.returncode == 1, errors
     assert "✗ g at member 2: 'few losses' between network and vbr: loss from member 1 was 0.2 of 400 in 1s" in out
     assert "✓ g at member" in out
-    assert "violations: 1; agreements violated now: 0" in out
+    assert "violations: 1; SLAs violated now: 0" in out
     assert "never evaluated" not in out
 
 

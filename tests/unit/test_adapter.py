@@ -133,7 +133,7 @@ def test_a_promise_that_cannot_be_kept_is_a_violation_with_an_alternative() -> N
     ("knobs", "policy", "problem"),
     [
         ('["rho"]', {"reliable": None}, "a setting of reliable multicast"),
-        ('["fec"]', {}, "this stack has no fec layer"),
+        ('["fec"]', {}, "fec is a setting of the fec layer, which this stack does not use"),
         ('["rho", "omega"]', {}, "omega follows eta"),
         ('["slot"]', {}, "adapting the slot length needs"),
         ('["rho"]', {"order": "leader"}, "only the order vbr can change settings"),

@@ -299,7 +299,7 @@ def test_a_log_that_was_not_closed_owes_messages_that_it_passed() -> None:
     logs = tuple(MemberLog(log.member, log.incarnation, closed=log.member != 3) for log in trace.logs)
     verdict = gaps_explained(replace(trace, logs=logs))
     assert verdict.status is Status.UNKNOWN
-    assert "the log of member 3 was not closed, and no CRASH says why" in verdict.reason
+    assert "the log of member 3 was not closed, and no CRASH row explains it" in verdict.reason
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_statuses_are_the_published_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "VERB"),
+        ([], "COMMAND"),
         (["dance"], "dance"),
         (["demo", "--order", "chaos"], "order"),
         (["demo", "--slot", "5"], "--slot"),

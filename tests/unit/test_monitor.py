@@ -197,7 +197,7 @@ def test_a_violation_reaches_the_application_and_the_listeners() -> None:
     pair = Pair(sla("delay", '"10ms"', 0.95))
     heard: list[object] = []
     pair.oversight(1).register("delay", heard.append)
-    with pytest.raises(InvalidOption, match="there is no agreement 'dealy'; the agreements here are: delay"):
+    with pytest.raises(InvalidOption, match="there is no SLA 'dealy'; the SLAs of this group are: delay"):
         pair.oversight(1).register("dealy", heard.append)
     pair.run(3)
     assert not heard

@@ -146,8 +146,8 @@ def test_help_lists_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "give either a scenario file or --swarm KIND"),
-        (("scenarios/vbr_quickstart.toml", "--swarm", "calm"), "give either a scenario file or --swarm KIND"),
+        ((), "give a scenario file or --swarm KIND, and not both"),
+        (("scenarios/vbr_quickstart.toml", "--swarm", "calm"), "give a scenario file or --swarm KIND, and not both"),
         (("--swarm", "calm", "--seeds", "5"), "expected a range such as 1..50, not '5'"),
     ],
 )

@@ -27,13 +27,13 @@ def causal(trace: Trace) -> Verdict:
     found: list[tuple[int, Witness]] = []
     count = 0
     for sender, own in logs.items():
-        its = np.flatnonzero((sends.member == sender[0]) & (sends.recorder_incarnation == sender[1]))
-        had = own[np.argsort(deliveries.real_ns[own], kind="stable")]
+        own_sends = np.flatnonzero((sends.member == sender[0]) & (sends.recorder_incarnation == sender[1]))
+        by_time = own[np.argsort(deliveries.real_ns[own], kind="stable")]
         # How many deliveries the sender had made before each send.
-        before = np.searchsorted(deliveries.real_ns[had], sends.real_ns[its], side="left")
+        before = np.searchsorted(deliveries.real_ns[by_time], sends.real_ns[own_sends], side="left")
         for log in logs.values():
-            at = _positions(delivered[log], sent[its])
-            needed = np.maximum.accumulate(_positions(delivered[log], delivered[had]))
+            at = _positions(delivered[log], sent[own_sends])
+            needed = np.maximum.accumulate(_positions(delivered[log], delivered[by_time]))
             depends = (at < _NOT_DELIVERED) & (before > 0)
             last = np.where(depends, needed[np.maximum(before - 1, 0)] if len(needed) else -1, -1)
             wrong = np.flatnonzero(depends & (last > at))
@@ -41,7 +41,7 @@ def causal(trace: Trace) -> Verdict:
             if len(wrong):
                 first = wrong[np.argmin(at[wrong])]
                 row = int(log[at[first]])
-                witness = _explain(deliveries, delivered, had[: before[first]], log, row)
+                witness = _explain(deliveries, delivered, by_time[: before[first]], log, row)
                 found.append((int(deliveries.index[row]), witness))
     if found:
         return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)

@@ -41,22 +41,22 @@ def summarize_causal_order(shard: Trace, with_previous: Trace) -> CausalShardSum
     """Summarize a shard."""
     deliveries, sends = shard.deliveries(), shard.sends()
     (message,) = message_codes(deliveries)
-    indices, first_ns, had = {}, {}, {}
+    indices, first_ns, delivered = {}, {}, {}
     for run_id, rows in _rows_by_run(deliveries):
         indices[run_id] = int(deliveries.index[rows].min()), int(deliveries.index[rows].max())
         first_ns[run_id] = int(deliveries.real_ns[rows].min())
-        had[run_id] = np.unique(message[rows])
+        delivered[run_id] = np.unique(message[rows])
     sent_ns = {run_id: int(sends.real_ns[rows].max()) for run_id, rows in _rows_by_run(sends)}
-    everyone = [(log.member, log.incarnation) for log in shard.logs]
+    all_runs = [(log.member, log.incarnation) for log in shard.logs]
     nothing = np.empty(0, dtype=np.int64)
-    lacking = {
+    missing_pairs = {
         (one, other)
-        for one in had
-        for other in everyone
-        if other != one and not np.isin(had[one], had.get(other, nothing)).all()
+        for one in delivered
+        for other in all_runs
+        if other != one and not np.isin(delivered[one], delivered.get(other, nothing)).all()
     }
-    broken = causal(with_previous).status is Status.VIOLATED
-    return CausalShardSummary(broken, indices, first_ns, sent_ns, frozenset(lacking))
+    is_violated = causal(with_previous).status is Status.VIOLATED
+    return CausalShardSummary(is_violated, indices, first_ns, sent_ns, frozenset(missing_pairs))
 
 
 def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
@@ -70,44 +70,53 @@ def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], n
 def causal_in_shards(
     shards: Sequence[CausalShardSummary], load: Callable[[Sequence[int]], Trace | None], clean_verdict: Verdict
 ) -> Verdict:
-    """As `causal`. `load` returns the rows of shards, or None if there are too many; `clean_verdict` is the verdict
-    if there is no violation."""
-    far = _why_not_separable(shards)
-    if far:
-        whole = load(range(len(shards)))
-        return unknown(NAME, Reason.SCATTERED, far) if whole is None else causal(whole)
+    """The verdict of `causal` on the whole run.
+
+    `load` returns the rows of shards, or None if there are too many. `clean_verdict` is the verdict if there is no
+    violation.
+    """
+    scattered_reason = _why_not_separable(shards)
+    if scattered_reason:
+        whole_run = load(range(len(shards)))
+        return unknown(NAME, Reason.SCATTERED, scattered_reason) if whole_run is None else causal(whole_run)
     suspect = sorted(
-        {near for number, shard in enumerate(shards) if shard.is_violated for near in (number - 1, number)} - {-1}
+        {
+            suspect_number
+            for number, shard in enumerate(shards)
+            if shard.is_violated
+            for suspect_number in (number - 1, number)
+        }
+        - {-1}
     )
     if not suspect:
         return clean_verdict
     part = load(suspect)
     if part is None:
-        text = f"{len(suspect)} parts of the run are suspect, too many to check"
+        text = f"{len(suspect)} parts of the run are suspect, too many to be read together"
         return unknown(NAME, Reason.TOO_MUCH_SUSPECT, text)
-    found = causal(part)
-    return found if found.status is Status.VIOLATED else clean_verdict
+    verdict = causal(part)
+    return verdict if verdict.status is Status.VIOLATED else clean_verdict
 
 
 def _why_not_separable(shards: Sequence[CausalShardSummary]) -> str:
     """Why shards that are not neighbours must be checked together; empty if they need not."""
-    reached: dict[MemberRunId, int] = {}
+    last_index: dict[MemberRunId, int] = {}
     sent_ns: dict[MemberRunId, int] = {}
-    lacking: set[tuple[MemberRunId, MemberRunId]] = set()
+    missing_pairs: set[tuple[MemberRunId, MemberRunId]] = set()
     for number, shard in enumerate(shards):
         if number >= 2:
             before = shards[number - 2]
             for run_id, (_, index) in before.index_ranges.items():
-                reached[run_id] = max(reached.get(run_id, _LOWEST), index)
+                last_index[run_id] = max(last_index.get(run_id, _LOWEST), index)
             for run_id, when in before.last_send_ns.items():
                 sent_ns[run_id] = max(sent_ns.get(run_id, _LOWEST), when)
-            lacking |= before.runs_missing_messages
+            missing_pairs |= before.runs_missing_messages
         for run_id, (index, _) in shard.index_ranges.items():
-            if reached.get(run_id, _LOWEST) >= index:
-                return f"member {run_id[0]} delivered messages of distant slots interleaved"
+            if last_index.get(run_id, _LOWEST) >= index:
+                return f"member {run_id[0]} delivered messages of distant slots in alternation"
             if sent_ns.get(run_id, _LOWEST) > shard.first_delivery_ns[run_id]:
                 return f"member {run_id[0]} sent a message after it had delivered one of much later slots"
-        for one, other in sorted(lacking):
+        for one, other in sorted(missing_pairs):
             if one in shard.last_send_ns and other in shard.index_ranges:
                 return f"member {other[0]} never delivered some messages that member {one[0]} had delivered"
     return ""

@@ -12,16 +12,16 @@ passed since a member whose sends or deliveries count first sent or delivered it
 member has delivered a message later in the order. Members answer only for the slots between their start and their end.
 
 Gaps explained quotes: "Every message that is sent by some correct process j and received by a correct process i, is
-eventually delivered by i." A trace does not record receptions. It records each member's own account: its member list
-(VIEW), and every slot in which it went on without the rest of a sender's messages (GAP). A member that had a sender in
-its list and recorded no GAP has seen the end of that sender's slot and everything before it, so it must deliver all of
-it. A message is due at a member run if all of these hold:
+eventually delivered by i." A trace does not record receptions. It records each member's list of members (VIEW), and
+every slot in which the member continued without the rest of a sender's messages (GAP). A member that had a sender in
+its list and recorded no GAP has received all messages of that sender's slot, so it must deliver them. A message is due
+at a member run if all of these hold:
 1. The message's slot lies between the member's START and its LEAVE or CRASH.
 2. The member's list contains the sender in that slot: the last VIEW up to it says so, and the sender has not started a
    later incarnation by then. (Halves of a partitioned group number their slots independently once slot lengths change,
    so the next incarnation may begin at a slot that the previous one had already passed.)
 3. The member recorded no GAP of that sender in that slot.
-4. The member passed the message: it delivered a message later in the order, or left in good order, or was still there
+4. The member passed the message: it delivered a message later in the order, or left without a crash, or was still there
    when the bound had passed since the send. The bound does not apply if the member or the sender reported a pause.
 
 A message's slot is that of its deliveries. An undelivered message is due at its own sender only, in the slot in which
@@ -138,7 +138,7 @@ def agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None
 
 
 def uniform_agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
-    """The same, but deliveries of members that crashed count too."""
+    """As `agreement`, but deliveries of members that crashed count too."""
     return _check_agreement(trace, UNIFORM_AGREEMENT, until_ns=until_ns, bound_ns=bound_ns)
 
 
@@ -228,8 +228,8 @@ def gap_freedom(
 ) -> Verdict:
     """Check slots up to `until_slot`; messages whose bound has passed by `until_ns` (by default the last row) are due.
 
-    `dense_logs` says which logs are known to be dense although this trace has only a part of them. `excused` member
-    runs owe nothing, and their deliveries are not in the trace.
+    `dense_logs` says which logs are known to have all indices from 0 on, although this trace has only a part of them.
+    `excused` member runs owe nothing, and their deliveries are not in the trace.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
@@ -263,7 +263,7 @@ def gap_freedom(
         return Verdict(GAP_FREEDOM, Status.VIOLATED, witness, count)
     cut = [member_run.member for member_run in known.values() if member_run.log_truncated and not member_run.crashed]
     if cut:
-        doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH says why")
+        doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH row explains it")
     doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
     return no_violation(GAP_FREEDOM, doubt)
 
@@ -393,7 +393,7 @@ class _Messages:
 
 @dataclass(frozen=True, slots=True)
 class _MemberRecords:
-    """The members' own accounts: their lists of members, their gaps and their pauses."""
+    """What the members recorded: their lists of members, their gaps and their pauses."""
 
     member_runs: Mapping[MemberRunId, MemberRun]
     views: Mapping[MemberRunId, MemberLists]
@@ -407,7 +407,8 @@ def gaps_explained(
     """Check every member run that has a log; messages whose bound has passed by `until_ns` (by default the last row)
     are due.
 
-    `dense_logs` says that the logs are known to be dense although this trace has only a part of them.
+    `dense_logs` says that the logs are known to have all indices from 0 on, although this trace has only a part of
+    them.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
@@ -524,7 +525,7 @@ def _sent_by(rows: Rows, run_id: MemberRunId) -> Mask:
 def _passed_by(
     records: _MemberRecords, run_id: MemberRunId, messages: _Messages, own_deliveries: Rows, last_key: int
 ) -> Mask:
-    """A mask of the messages that the member passed, by a later delivery or by leaving in good order."""
+    """A mask of the messages that the member passed, by a later delivery or by leaving without a crash."""
     member_run, is_delivered = records.member_runs[run_id], messages.is_delivered
     passed: Mask = is_delivered & (messages.key < last_key)
     passed |= ~is_delivered & skipped_in_stream(messages.rows, own_deliveries)
@@ -573,7 +574,7 @@ def _unchecked_reasons(records: _MemberRecords) -> list[str]:
         if member_run.log is None or member_run.crashed:
             continue
         if member_run.log_truncated:
-            found.append(f"the log of member {member_run.member} was not closed, and no CRASH says why")
+            found.append(f"the log of member {member_run.member} was not closed, and no CRASH row explains it")
         elif run_id not in records.views and member_run.started:
             found.append(f"member {member_run.member} recorded no VIEW, so its list of members is unknown")
     return found

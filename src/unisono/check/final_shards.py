@@ -28,7 +28,7 @@ LoadPart = Callable[[Iterable[int]], Trace]
 
 
 def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart, clean_verdict: Verdict) -> Verdict:
-    """As `final_order`; `clean_verdict` is the verdict if there is no violation."""
+    """The verdict of `final_order` on the whole run; `clean_verdict` is the verdict if there is no violation."""
     ranges = _numbered_final_ranges(summaries)
     scrambled: set[int] = set()
     for spans in _spans_by_run(ranges).values():
@@ -37,10 +37,10 @@ def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart
         # If a log interleaves ranges, these ranges and all between them must be read as one to show the log's order.
         # In all other ranges each log lies entirely before or after them.
         together = range(min(scrambled), max(scrambled) + 1)
-        as_one = summarize_finals(load_part(together).with_grade(FINAL).deliveries())
-        assert as_one is not None
-        before = [(number, found) for number, found in ranges if number < together.start]
-        ranges = [*before, (together.start, as_one), *(one for one in ranges if one[0] >= together.stop)]
+        merged = summarize_finals(load_part(together).with_grade(FINAL).deliveries())
+        assert merged is not None
+        before = [(number, final_range) for number, final_range in ranges if number < together.start]
+        ranges = [*before, (together.start, merged), *(one for one in ranges if one[0] >= together.stop)]
     steps: list[SequenceStep] = []
     count = 0
     for _, spans in sorted(_spans_by_run(ranges).items()):
@@ -53,8 +53,10 @@ def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart
                 count += 1
     if steps:
         return jump_verdict(min(steps, key=lambda step: step.earlier.index), count)
-    suspect = {number for number, found in _numbered_final_ranges(summaries) if not found.is_one_to_one}
-    suspect |= overlapping([(number, *found.number_range) for number, found in _numbered_final_ranges(summaries)])
+    suspect = {number for number, final_range in _numbered_final_ranges(summaries) if not final_range.is_one_to_one}
+    suspect |= overlapping(
+        [(number, *final_range.number_range) for number, final_range in _numbered_final_ranges(summaries)]
+    )
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for number, summary in enumerate(summaries):
         for span in summary.delivered:
@@ -62,8 +64,8 @@ def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart
             streams.setdefault((span.sender, span.incarnation), []).append(numbers)
     for numbered in streams.values():
         suspect |= overlapping(numbered)
-    broken = check_one_to_one(load_part(suspect).with_grade(FINAL).deliveries()) if suspect else None
-    return broken or clean_verdict
+    violation = check_one_to_one(load_part(suspect).with_grade(FINAL).deliveries()) if suspect else None
+    return violation or clean_verdict
 
 
 def final_agreement_in_ranges(
@@ -75,26 +77,26 @@ def final_agreement_in_ranges(
     until_ns: int,
     grace_ns: int = GRACE_NS,
 ) -> Verdict:
-    """As `final_agreement`: the numbers that a member lacks lie in the ranges after its last delivery.
+    """The verdict of `final_agreement` on the whole run; `clean_verdict` is the verdict if no row had to be read.
 
-    `clean_verdict` is the verdict if no row had to be read.
+    The numbers that a member lacks lie in the ranges after its last delivery.
     """
     ranges = _numbered_final_ranges(summaries)
     logs = _spans_by_run(ranges)
     suspect: set[int] = set()
     for member_run in accountable_runs(member_events):
         spans = logs.get((member_run.member, member_run.incarnation), [])
-        begun = start_ns(member_events, member_run)
-        if begun is None:
+        began_ns = start_ns(member_events, member_run)
+        if began_ns is None:
             continue
         end_ns = min(until_ns, member_run.end_ns) - grace_ns
         highest = max((log.highest_number for _, log in spans), default=None)
         # The range of its highest number shows how far the member got.
         suspect |= {number for number, log in spans if log.highest_number == highest}
-        for number, found in ranges:
-            if found.first_ns > end_ns:
+        for number, final_range in ranges:
+            if final_range.first_ns > end_ns:
                 continue
-            if found.last_ns > begun + grace_ns if highest is None else found.number_range[1] > highest:
+            if final_range.last_ns > began_ns + grace_ns if highest is None else final_range.number_range[1] > highest:
                 suspect.add(number)
     trace = load_part(suspect)
     return final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns) if len(trace) else clean_verdict
@@ -105,8 +107,8 @@ def _numbered_final_ranges(summaries: Sequence[RangeSummary]) -> list[tuple[int,
 
 
 def _spans_by_run(ranges: Sequence[tuple[int, FinalRange]]) -> dict[tuple[int, int], list[tuple[int, FinalLogSpan]]]:
-    found: dict[tuple[int, int], list[tuple[int, FinalLogSpan]]] = {}
-    for number, one in ranges:
-        for log in one.logs:
-            found.setdefault((log.member, log.incarnation), []).append((number, log))
-    return found
+    spans: dict[tuple[int, int], list[tuple[int, FinalLogSpan]]] = {}
+    for number, final_range in ranges:
+        for log in final_range.logs:
+            spans.setdefault((log.member, log.incarnation), []).append((number, log))
+    return spans

@@ -4,7 +4,7 @@
   correct).
 - Uniform agreement: a message that any member delivers, crashed or not, is delivered by every correct destination.
 - Destined: members deliver only messages addressed to them.
-- Genuineness: groups that are not related exchange no datagrams.
+- Genuineness: two groups exchange datagrams only if they are related: one of them may send to the other.
 
 Total order and FIFO are checked as for one group: those checkers compare only messages that two members share, and look
 for cycles.
@@ -39,7 +39,7 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
 GRACE_DELAYS = 4
-"""After a relation ends, answers to messages in transit may still arrive for this many delays."""
+"""After two groups are no longer related, answers to messages in transit may still arrive for this many delays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
 
 
 class _DestinationFilter:
-    """A mask of the messages addressed to a member. A message without a recorded send counts as addressed to none."""
+    """A mask of the messages addressed to a member. A message without a recorded send is addressed to no member."""
 
     def __init__(self, destination_sets: tuple[tuple[int, ...], ...], set_numbers: Ints) -> None:
         self._destination_sets, self._set_numbers = destination_sets, set_numbers
@@ -221,10 +221,10 @@ class _TopologyHistory:
             groups.append(neighbours)
 
     def related(self, sender: int, receiver: int, from_ns: int, to_ns: int) -> bool:
-        """Whether one of the two members regards their groups as related at some time between these.
+        """Whether one of the two members regards their groups as related at some time from `from_ns` to `to_ns`.
 
-        The relation also holds for both while another member of these groups returns from a crash with it, because
-        members answer a whole group.
+        Any other member of these groups that restarted after a crash counts too, because it starts with the old
+        topology and members answer a whole group.
         """
         one, other = self._topology.group_of(sender), self._topology.group_of(receiver)
         returned = [member for member, at in self._first_crash_ns.items() if at <= to_ns]
@@ -247,8 +247,8 @@ def genuineness_over_time(
     """As `genuineness`, for a topology that changes: one of the two members regarded the other's group as related at
     the time of sending, or just before.
 
-    `send_times_ns` has the times at which each member sent to each. When a relation ends, messages in transit are still
-    answered, after some delays or when a member that paused, for at most `max_pause_ns`, resumes.
+    `send_times_ns` has, by sender and receiver, the times of sending. After two groups are no longer related, messages
+    in transit are still answered: after some delays, or when a member that paused for at most `max_pause_ns` resumes.
     """
     grace_ns = max_pause_ns + GRACE_DELAYS * (trace.meta.delta_ns + trace.meta.gamma_ns)
     talks, wrong = _TopologyHistory(topology, trace), []

@@ -7,10 +7,10 @@ rows count. Beyond the definition, the check requires one sequence of views; tha
 comes from a member of that view and arrives before the next view is installed; and that a member that moves on has
 received all messages that it sent in the view it leaves.
 
-Priority accounting: a message overtakes every less urgent message that no member had consumed yet. The paper states
-this twice (erratum 004-6). In words: if l was delivered at no process when h was received there, h comes before l. In
-equation (1): if l was queued at every process when h was received there, h comes before l. The first statement implies
-the second, so the check uses the first, and a witness says whether it breaks both.
+Priority accounting: a message h overtakes every less urgent message l that no member had consumed yet. The paper states
+this twice (erratum 004-6). In words: h comes before l if no process had delivered l when it received h. In equation
+(1): h comes before l if every process had l in its queue when it received h. The first statement implies the second, so
+the check uses the first, and a witness says whether it breaks both.
 
 All members consume one sequence, so the messages that a member had consumed when it received h form a prefix of it.
 With R(h) the longest of these prefixes, P2 in words is: between R(h) and h there is no message of lower priority. A
@@ -60,9 +60,10 @@ def view_atomicity(trace: Trace) -> Verdict:
         violations.append(Witness(messages, members, (), f"member {members[0]} {text}"))
 
     views, installed = installed_views(trace, report)
-    sets = received_by_view(trace, views, installed, report)
+    ids_by_view = received_by_view(trace, views, installed, report)
     received = {
-        key: MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in of) for key, of in sets.items()
+        key: MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in ids)
+        for key, ids in ids_by_view.items()
     }
     check_same_messages(installed, received, report)
     return atomicity_verdict(violations, len(views), dropped_rows_reason(trace) or empty_trace_reason(trace))
@@ -80,19 +81,19 @@ def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: 
 def check_same_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
-    """Report members that moved from a view to the next with other messages than the rest, or without their own."""
-    for run_id, ids in installed.items():
-        for view in ids:
-            if view + 1 not in ids:
+    """Report members that moved to the next view with other messages than the other members, or without their own."""
+    for run_id, own_views in installed.items():
+        for view in own_views:
+            if view + 1 not in own_views:
                 continue
-            mine = received.get((run_id, view), NO_MESSAGES)
-            for other, theirs in installed.items():
-                if other > run_id and view in theirs and view + 1 in theirs:
-                    its = received.get((other, view), NO_MESSAGES)
-                    difference = (mine - its) | (its - mine)
+            own = received.get((run_id, view), NO_MESSAGES)
+            for other, other_views in installed.items():
+                if other > run_id and view in other_views and view + 1 in other_views:
+                    others = received.get((other, view), NO_MESSAGES)
+                    difference = (own - others) | (others - own)
                     if difference:
                         lost = next(iter(difference))
-                        has, lacks = (run_id, other) if lost in mine else (other, run_id)
+                        has, lacks = (run_id, other) if lost in own else (other, run_id)
                         text = f"received {lost} in view {view} and moved on; member {lacks[0]} moved on without it"
                         report((has[0], lacks[0]), text, (MessageId(*lost),))
     _check_own_messages(installed, received, report)
@@ -219,30 +220,30 @@ def priority_accounting(trace: Trace) -> Verdict:
 
     The figure `overtakings` counts messages consumed directly before one that had been received earlier.
     """
-    priority, came_ns = priorities_and_arrivals(trace)
-    members = [consumption_log(trace, member_run) for member_run in member_runs(trace).values()]
-    for member in members:
-        if member.order and not member.received_step:
+    priority, first_received_ns = priorities_and_arrivals(trace)
+    logs = [consumption_log(trace, member_run) for member_run in member_runs(trace).values()]
+    for log in logs:
+        if log.order and not log.received_step:
             return no_violation(PRIORITY_ACCOUNTING, NO_RECEPTIONS)
-    for member in members:
-        if not member.is_dense or max(member.consumed_before.values(), default=0) > len(member.order):
-            return no_violation(PRIORITY_ACCOUNTING, missing_deliveries_reason(member.member_run.member))
-        if not member.all_counted:
-            return no_violation(PRIORITY_ACCOUNTING, uncounted_reception_reason(member.member_run.member))
-    found: list[MissedOvertaking] = []
+    for log in logs:
+        if not log.is_dense or max(log.consumed_before.values(), default=0) > len(log.order):
+            return no_violation(PRIORITY_ACCOUNTING, missing_deliveries_reason(log.member_run.member))
+        if not log.all_counted:
+            return no_violation(PRIORITY_ACCOUNTING, uncounted_reception_reason(log.member_run.member))
+    firsts: list[MissedOvertaking] = []
     count = overtakings = 0
     excused = excused_members(trace)
-    for member in members:
-        if (member.member_run.member, member.member_run.incarnation) in excused:
+    for log in logs:
+        if (log.member_run.member, log.member_run.incarnation) in excused:
             continue
-        broken, overtook = _check_member(member, members, priority, came_ns)
-        found += broken[:1]
-        count += len(broken)
+        missed, overtook = _check_member(log, logs, priority, first_received_ns)
+        firsts += missed[:1]
+        count += len(missed)
         overtakings += overtook
     figures = {"overtakings": overtakings}
-    if found:
-        first = min(found, key=lambda pair: (pair.index, pair.log.member_run.member))
-        return violation_verdict(first, members, priority, count, overtakings)
+    if firsts:
+        first = min(firsts, key=lambda pair: (pair.index, pair.log.member_run.member))
+        return violation_verdict(first, logs, priority, count, overtakings)
     return no_violation(PRIORITY_ACCOUNTING, dropped_rows_reason(trace), figures)
 
 
@@ -290,18 +291,18 @@ def consumption_log(trace: Trace, member_run: MemberRun) -> ConsumptionLog:
     rows = trace.select((trace.member == member_run.member) & (trace.recorder_incarnation == member_run.incarnation))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
-    order, came = message_ids(consumed), message_ids(received)
+    order, received_messages = message_ids(consumed), message_ids(received)
     return ConsumptionLog(
         member_run=member_run,
         order=order,
         is_dense=consumed.index.tolist() == list(range(len(order))),
         index_of=dict(zip(order, consumed.index.tolist(), strict=True)),
         slots=consumed.slot.tolist(),
-        consumed_before=dict(zip(came, received.index.tolist(), strict=True)),
+        consumed_before=dict(zip(received_messages, received.index.tolist(), strict=True)),
         all_counted=bool((received.index >= 0).all()),
-        received_step=dict(zip(came, received.place.tolist(), strict=True)),
+        received_step=dict(zip(received_messages, received.place.tolist(), strict=True)),
         queued_step=dict(zip(message_ids(queued), queued.place.tolist(), strict=True)),
-        received_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
+        received_ns=dict(zip(received_messages, received.real_ns.tolist(), strict=True)),
         views=[(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist()) if views.listed(row)],
     )
 
@@ -313,24 +314,26 @@ def _check_member(
     first_received_ns: dict[MessageId, int],
 ) -> tuple[list[MissedOvertaking], int]:
     """The overtakings that a member missed, and the number of those that it made."""
-    reaches = [_ConsumedPrefix(log, other) for other in logs]
+    prefixes = [_ConsumedPrefix(log, other) for other in logs]
     levels = np.array([priority.get(message, 0) for message in log.order], dtype=np.int64)
-    broken: list[MissedOvertaking] = []
+    missed: list[MissedOvertaking] = []
     overtook = 0
-    unread = [other for other in logs if other.member_run.crashed and other.member_run.log_truncated]
+    truncated = [other for other in logs if other.member_run.crashed and other.member_run.log_truncated]
     for message in sorted(log.received_step):
-        if any(_may_have_consumed(other, log, message) for other in unread):
+        if any(_may_have_consumed(other, log, message) for other in truncated):
             continue
-        here = log.index_of.get(message, _UNDELIVERED)
-        since = max(reach.end_at_reception(message) for reach in reaches)
-        lower = np.flatnonzero(levels[since:here] < priority[message])
+        own_index = log.index_of.get(message, _UNDELIVERED)
+        since = max(prefix.end_at_reception(message) for prefix in prefixes)
+        lower = np.flatnonzero(levels[since:own_index] < priority[message])
         if len(lower):
             at = since + int(lower[0])
-            broken.append(MissedOvertaking(log, message, log.order[at], at))
-        if here < _UNDELIVERED:
-            behind = log.order[here + 1 : here + 2]
-            overtook += sum(1 for other in behind if first_received_ns.get(other, 0) < first_received_ns[message])
-    return broken, overtook
+            missed.append(MissedOvertaking(log, message, log.order[at], at))
+        if own_index < _UNDELIVERED:
+            next_messages = log.order[own_index + 1 : own_index + 2]
+            overtook += sum(
+                1 for other in next_messages if first_received_ns.get(other, 0) < first_received_ns[message]
+            )
+    return missed, overtook
 
 
 def _may_have_consumed(other: ConsumptionLog, member: ConsumptionLog, message: MessageId) -> bool:
@@ -377,6 +380,6 @@ def _overtaking_witness(
         positions.append(Position(number, late, member.index_of[late]))
     text = (
         f"member {number} delivered {early} of priority {priority.get(early, 0)} before {late} of priority "
-        f"{priority[late]}, although no member had delivered it when the more urgent one was received"
+        f"{priority[late]}, although no member had delivered {early} when it received {late}"
     )
     return Witness((early, late), (number,), tuple(positions), text), both

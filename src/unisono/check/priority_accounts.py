@@ -1,9 +1,9 @@
 """Priority accounting and latency of a long run, from its windows (`check.priority_windows`).
 
-If all members consumed one sequence of slots, the windows decide everything except two cases: messages that were
-received but never delivered, and messages that a member received but did not deliver before it ended. For these it is
-known between which slots the member must not have delivered a less urgent message. The summaries show the first slot
-with such a message, or the range that has it.
+If all members consumed one sequence of slots, the windows decide everything except two cases: messages that no member
+delivered, and messages that a member received but did not deliver before it ended. For these it is known between which
+slots the member must not have delivered a less urgent message. The summaries show the first slot with such a message,
+or the range that has it.
 """
 
 from __future__ import annotations
@@ -81,28 +81,28 @@ def plan_windows(
     `sequential_run` is the run without diverging logs. Raises `ReadLimitExceeded` if the rows of messages lie too far
     apart.
     """
-    cut: list[list[int]] = []
+    range_groups: list[list[int]] = []
     rows = window_rows
     for number, summary in enumerate(run.summaries):
         if not summary.spans:
             continue
         rows += summary.base.rows
         if rows > window_rows:
-            cut.append([])
+            range_groups.append([])
             rows = summary.base.rows
-        cut[-1].append(number)
+        range_groups[-1].append(number)
     received = [summary.all_received() for summary in run.summaries]
     sent = [summary.all_sent() for summary in run.summaries]
     found: list[PriorityWindow] = []
-    lower: dict[int, int] = {}
-    for ranges in cut:
+    last_slots: dict[int, int] = {}
+    for ranges in range_groups:
         messages = union(run.delivered_by_range[number] for number in ranges)
-        came = tuple(number for number, of in enumerate(received) if of & messages)
-        handed_in = tuple(number for number, of in enumerate(sent) if of & messages)
-        found.append(PriorityWindow(tuple(ranges), came, handed_in, messages, dict(lower)))
+        reception_ranges = tuple(number for number, of in enumerate(received) if of & messages)
+        send_ranges = tuple(number for number, of in enumerate(sent) if of & messages)
+        found.append(PriorityWindow(tuple(ranges), reception_ranges, send_ranges, messages, dict(last_slots)))
         for number in ranges:
             for level, (_, last) in sequential_run.summaries[number].slot_spans_by_priority.items():
-                lower[level] = max(last, lower.get(level, last))
+                last_slots[level] = max(last, last_slots.get(level, last))
     read = sum(
         run.summaries[n].base.rows
         for one in found
@@ -111,7 +111,7 @@ def plan_windows(
     rows = sum(summary.base.rows for summary in run.summaries)
     if read > max_reread_factor * rows:
         raise ReadLimitExceeded(
-            f"the rows of messages are scattered over ranges: {read:,} would have to be read for {rows:,}"
+            f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
         )
     return found
 
@@ -119,31 +119,35 @@ def plan_windows(
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
     """The facts about the logs that windows need, or why windows cannot decide anything."""
     known = member_runs(run.member_events)
-    came: dict[MemberRunId, ReceptionSummary] = {}
+    receptions: dict[MemberRunId, ReceptionSummary] = {}
     for summary in run.summaries:
         for run_id, of in summary.receptions.items():
-            came[run_id] = of.merged(came.get(run_id, NO_RECEPTION_SUMMARY))
+            receptions[run_id] = of.merged(receptions.get(run_id, NO_RECEPTION_SUMMARY))
     counts = {run_id: sum(line.count for _, line in lines) for run_id, lines in run.spans_by_run.items()}
-    if any(run_id not in came for run_id in run.spans_by_run):
+    if any(run_id not in receptions for run_id in run.spans_by_run):
         return NO_RECEPTIONS
     for run_id in known:
         lacking = run_id in run.spans_by_run and run_id not in run.complete_logs
-        if lacking or came.get(run_id, NO_RECEPTION_SUMMARY).max_consumed > counts.get(run_id, 0):
+        if lacking or receptions.get(run_id, NO_RECEPTION_SUMMARY).max_consumed > counts.get(run_id, 0):
             return missing_deliveries_reason(run_id[0])
-        if not came.get(run_id, NO_RECEPTION_SUMMARY).all_counted:
+        if not receptions.get(run_id, NO_RECEPTION_SUMMARY).all_counted:
             return uncounted_reception_reason(run_id[0])
-    unread = [run_id for run_id, member_run in known.items() if member_run.crashed and member_run.log_truncated]
+    truncated = [run_id for run_id, member_run in known.items() if member_run.crashed and member_run.log_truncated]
     views = dict(rows_by_run(run.member_events.of_kind(EventKind.VIEW)))
     facts = []
     for run_id, member_run in known.items():
         begin = run.spans_by_run[run_id][0][1].first_slot if run_id in run.spans_by_run else 0
-        gone = {
-            other: _removed_from_view_ns(views.get(run_id), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
-            for other in unread
+        excluded_since_ns = {
+            other: _removed_from_view_ns(
+                views.get(run_id), other[0], receptions.get(other, NO_RECEPTION_SUMMARY).last_ns
+            )
+            for other in truncated
         }
         end = begin + counts.get(run_id, 0)
         regular = run.diverging_logs.get(run_id, end - begin)
-        facts.append(LogFacts(run_id, member_run.first_slot, begin, end, run_id not in run.excused, regular, gone))
+        facts.append(
+            LogFacts(run_id, member_run.first_slot, begin, end, run_id not in run.excused, regular, excluded_since_ns)
+        )
     return tuple(facts)
 
 
@@ -165,10 +169,10 @@ def _check_whole_run(run: PriorityRun) -> Verdict:
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         try:
             return priority_accounting(run.load_part(numbers, *kinds))
-        except ReadLimitExceeded as why:
+        except ReadLimitExceeded as error:
             raise ReadLimitExceeded(
-                f"the members' logs do not follow one sequence, and in the whole run {why}"
-            ) from why
+                f"the members' logs do not follow one sequence, and in the whole run {error}"
+            ) from error
 
     return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
 
@@ -177,14 +181,14 @@ def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Seq
     """As `priority_accounting`, from the findings of the windows."""
 
     def check() -> Verdict:
-        accounts = _PriorityViolations(run, facts)
+        violations = _PriorityViolations(run, facts)
         for finding in findings:
             for broken in finding.broken.values():
-                accounts.add(broken)
-            for pair in finding.undecided:
-                accounts.add_if_broken(pair)
-        accounts.add_undelivered()
-        return accounts.verdict(_overtakings(findings))
+                violations.add(broken)
+            for constraint in finding.undecided:
+                violations.add_if_broken(constraint)
+        violations.add_undelivered()
+        return violations.verdict(_overtakings(findings))
 
     return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
 
@@ -233,19 +237,21 @@ class _PriorityViolations:
 
     def add_undelivered(self) -> None:
         """Add the broken constraints of messages that were received but not delivered at any member."""
-        wanted = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
-        trace = self._run.with_member_events(self._run.rows_of_messages(wanted, EventKind.RECEIVE))
+        undelivered = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
+        trace = self._run.with_member_events(self._run.rows_of_messages(undelivered, EventKind.RECEIVE))
         priority, _ = priorities_and_arrivals(trace)
         logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
         others = sorted(self._facts.values(), key=lambda other: other.begin_slot)
         begins = [other.begin_slot for other in others]
-        behind: dict[MessageId, list[int]] = {}
+        consumed_slots: dict[MessageId, list[int]] = {}
         for message in priority:
-            had = [
+            consumed_counts = [
                 logs[other.run_id].consumed_before.get(message, other.end_slot - other.begin_slot) for other in others
             ]
-            slots = (other.slot_after_consuming(consumed) for other, consumed in zip(others, had, strict=True))
-            behind[message] = list(accumulate(slots, max))
+            slots = (
+                other.slot_after_consuming(consumed) for other, consumed in zip(others, consumed_counts, strict=True)
+            )
+            consumed_slots[message] = list(accumulate(slots, max))
         for run_id, log in self._facts.items():
             if not log.is_accountable or log.begin_slot == log.end_slot:
                 continue
@@ -255,7 +261,7 @@ class _PriorityViolations:
                     for other, since in log.excluded_since_ns.items()
                 ):
                     # Members that consumed no message of this log do not count.
-                    since = max(log.begin_slot, behind[message][bisect_left(begins, log.end_slot) - 1])
+                    since = max(log.begin_slot, consumed_slots[message][bisect_left(begins, log.end_slot) - 1])
                     self.add_if_broken(OvertakingConstraint(run_id, message, priority[message], since, log.end_slot))
 
     def _next_range_with_lower(self, first_slot: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
@@ -306,16 +312,16 @@ class _PriorityViolations:
             return no_violation(PRIORITY_ACCOUNTING, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
         for run_id in sorted(self._broken_by_run):
-            pair, log = self._broken_by_run[run_id].first, self._facts[run_id]
-            slot = self._first_lower_slot(pair.since_slot, pair.priority)
-            firsts.append((slot - log.begin_slot, run_id[0], slot, pair))
-        at, _, slot, pair = min(firsts, key=lambda first: first[:2])
+            constraint, log = self._broken_by_run[run_id].first, self._facts[run_id]
+            slot = self._first_lower_slot(constraint.since_slot, constraint.priority)
+            firsts.append((slot - log.begin_slot, run_id[0], slot, constraint))
+        at, _, slot, constraint = min(firsts, key=lambda first: first[:2])
         early = self._message_in_slot(slot)
-        wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, pair.urgent))
+        wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, constraint.urgent))
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         trace = self._run.with_member_events(self._run.rows_of_messages(wanted, *kinds))
         logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
-        first = MissedOvertaking(logs[pair.run_id], pair.urgent, early, at)
+        first = MissedOvertaking(logs[constraint.run_id], constraint.urgent, early, at)
         count = sum(broken.count for broken in self._broken_by_run.values())
         return violation_verdict(first, list(logs.values()), priorities_and_arrivals(trace)[0], count, overtakings)
 
@@ -335,7 +341,7 @@ def _accounting_verdict(
     if unread_reason:
         return unknown(PRIORITY_ACCOUNTING, Reason.TOO_MUCH_SUSPECT, unread_reason)
     verdict = _check_in_windows(sequential_run, facts, findings)
-    # A diverging log counts with less than it consumed. That can prove that P2 was kept, but not that it was broken.
+    # For a diverging log the windows count less than it consumed. So they can show that P2 was kept, but not violated.
     return _check_whole_run(run) if verdict.status is Status.VIOLATED and run.diverging_logs else verdict
 
 
@@ -350,7 +356,7 @@ def check_priority(
     window_rows: int = WINDOW_ROWS,
     max_reread_factor: int = MAX_REREAD_FACTOR,
 ) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
+    """One verdict per promise, the same as `check.suite.check_all` returns for the whole run."""
     grades = {grade for summary in run.summaries for grade in summary.base.grades}
     if grades and any(summary.has_ungraded for summary in run.summaries):
         return {"grades": SOME_UNGRADED}
@@ -358,17 +364,19 @@ def check_priority(
         return {"grades": unknown("grades", Reason.GRADES_MIXED, SEVERAL_GRADES)}
     verdicts = check_order(run)
     facts = log_facts(run)
-    even = run.without_diverging_logs() if run.diverging_logs else run
-    found: Sequence[WindowFinding] = ()
-    unread = ""
+    sequential_run = run.without_diverging_logs() if run.diverging_logs else run
+    findings: Sequence[WindowFinding] = ()
+    unread_reason = ""
     try:
-        cut = plan_windows(run, even, window_rows, max_reread_factor)
-        found = check_windows(cut, None if isinstance(facts, Doubt) or even.irregular_ranges else facts)
-    except ReadLimitExceeded as why:
-        unread = str(why)
-    seen = LatencySummary()
-    for finding in found:
-        seen.merge(finding.latencies)
-    verdicts[PRIORITY_ACCOUNTING] = _accounting_verdict(run, even, facts, found, unread)
-    verdicts["latency"] = latency_in_windows(run, seen, unread)
+        windows = plan_windows(run, sequential_run, window_rows, max_reread_factor)
+        findings = check_windows(
+            windows, None if isinstance(facts, Doubt) or sequential_run.irregular_ranges else facts
+        )
+    except ReadLimitExceeded as error:
+        unread_reason = str(error)
+    latencies = LatencySummary()
+    for finding in findings:
+        latencies.merge(finding.latencies)
+    verdicts[PRIORITY_ACCOUNTING] = _accounting_verdict(run, sequential_run, facts, findings, unread_reason)
+    verdicts["latency"] = latency_in_windows(run, latencies, unread_reason)
     return verdicts

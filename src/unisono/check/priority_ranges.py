@@ -11,7 +11,7 @@ What each promise needs from the other ranges:
   if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is
   checked, and a diverging log counts up to the point where it diverges; this misses no violation.
 - View atomicity: the messages that each member received in each view, over all ranges.
-- Gap freedom: undelivered messages, messages where a log leaves the sequence, and how far each member got.
+- Gap freedom: undelivered messages, messages where a log leaves the sequence, and each member's last delivery.
 - Latency: the sends of a window's messages.
 
 All rows of suspect messages are gathered and checked by the checkers of a whole run, so witnesses are the same.
@@ -48,11 +48,11 @@ from unisono.trace.schema import ABSENT, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
 SEVERAL_GRADES = "deliveries of several grades can be checked only in a run that is read as a whole"
-GAPS_NOT_CHECKED = "gaps are looked into only in a run that is read as a whole"
+GAPS_NOT_CHECKED = "gaps can be checked only in a run that is read as a whole"
 
 
 class ReadLimitExceeded(Exception):
-    """More is suspect than is looked at."""
+    """More rows are suspect than the checker may read."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class PriorityRun:
 
     @cached_property
     def member_events(self) -> Trace:
-        """What happened to members."""
+        """The member events of the run, without the rows about messages."""
         return self.with_member_events(concatenated([]))
 
     def with_member_events(self, rows: Rows) -> Trace:
-        """Some rows, with all that happened to members."""
+        """Some rows, together with the member events."""
         events = [summary.base.events for summary in self.summaries]
         return Trace.from_rows(concatenated([rows, *events]), self.meta, self.logs)
 
@@ -117,31 +117,31 @@ class PriorityRun:
         """The deliveries of each log, by range."""
         found: dict[MemberRunId, list[tuple[int, DeliverySpan]]] = {}
         for number, summary in enumerate(self.summaries):
-            for line in summary.spans:
-                found.setdefault(line.run_id, []).append((number, line))
+            for span in summary.spans:
+                found.setdefault(span.run_id, []).append((number, span))
         return found
 
     @cached_property
     def interleaved_ranges(self) -> set[int]:
-        """The ranges between which a message, or the order of a log, goes back and forth."""
+        """The ranges between which a log alternates, or in which the same message was delivered."""
         found: set[int] = set()
-        for lines in self.spans_by_run.values():
-            across = overlapping([(number, line.first_index, line.last_index) for number, line in lines])
+        for spans in self.spans_by_run.values():
+            across = overlapping([(number, span.first_index, span.last_index) for number, span in spans])
             if across:
                 found |= set(range(min(across), max(across) + 1))
         seen = MessageSet()
-        for number, here in enumerate(self.delivered_by_range):
-            both = here & seen
-            if both:
-                first = next(at for at, other in enumerate(self.delivered_by_range) if other & both)
+        for number, delivered in enumerate(self.delivered_by_range):
+            repeated = delivered & seen
+            if repeated:
+                first = next(at for at, other in enumerate(self.delivered_by_range) if other & repeated)
                 found |= set(range(first, number + 1))
-            seen = seen | here
+            seen = seen | delivered
         return found
 
     @cached_property
     def complete_logs(self) -> set[MemberRunId]:
         """The logs that have all deliveries up to their last index."""
-        return {run_id for run_id, lines in self.spans_by_run.items() if not _missing_index(run_id, lines)}
+        return {run_id for run_id, spans in self.spans_by_run.items() if not _missing_index(run_id, spans)}
 
     @cached_property
     def irregular_ranges(self) -> set[int]:
@@ -149,8 +149,8 @@ class PriorityRun:
         found = {
             number for number, summary in enumerate(self.summaries) if not summary.is_sequential
         } | self.interleaved_ranges
-        for lines in self.spans_by_run.values():
-            for (before, earlier), (number, later) in pairwise(lines):
+        for spans in self.spans_by_run.values():
+            for (before, earlier), (number, later) in pairwise(spans):
                 if earlier.last_slot + 1 != later.first_slot:
                     found |= set(range(before, number + 1))
         return found
@@ -159,28 +159,28 @@ class PriorityRun:
     def diverging_logs(self) -> dict[MemberRunId, int]:
         """The excused logs in irregular ranges, and the index from which each diverges."""
         return {
-            run_id: min(line.first_index for number, line in lines if number in self.irregular_ranges)
-            for run_id, lines in self.spans_by_run.items()
-            if run_id in self.excused and any(number in self.irregular_ranges for number, _ in lines)
+            run_id: min(span.first_index for number, span in spans if number in self.irregular_ranges)
+            for run_id, spans in self.spans_by_run.items()
+            if run_id in self.excused and any(number in self.irregular_ranges for number, _ in spans)
         }
 
     def without_diverging_logs(self) -> PriorityRun:
-        """This run without the deliveries of diverging logs from that index on."""
+        """This run without the deliveries at which the diverging logs diverge, and all later ones of these logs."""
         first = min(self.irregular_ranges, default=0)
         numbers = sorted({n for run_id in self.diverging_logs for n, _ in self.spans_by_run[run_id] if n >= first})
-        surveys = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
-        return replace(self, summaries=tuple(surveys.get(n, summary) for n, summary in enumerate(self.summaries)))
+        new_summaries = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
+        return replace(self, summaries=tuple(new_summaries.get(n, summary) for n, summary in enumerate(self.summaries)))
 
     def rows_of_messages(self, wanted: MessageSet, *kinds: EventKind) -> Rows:
         """All rows of these kinds and messages; raises `ReadLimitExceeded` if there are too many."""
         rows = len(wanted) * len(kinds) * len(self.logs)
         if rows > self.max_suspect_rows:
             raise ReadLimitExceeded(
-                f"{len(wanted):,} messages are suspect, more than the {self.max_suspect_rows:,} rows checked"
+                f"{len(wanted):,} suspect messages may have {rows:,} rows; only {self.max_suspect_rows:,} are checked"
             )
         if not wanted:
             return concatenated([])
-        where: dict[EventKind, Callable[[PriorityRangeSummary], MessageSet]] = {
+        messages_with: dict[EventKind, Callable[[PriorityRangeSummary], MessageSet]] = {
             EventKind.SEND: PriorityRangeSummary.all_sent,
             EventKind.DELIVER: PriorityRangeSummary.all_delivered,
             EventKind.RECEIVE: PriorityRangeSummary.all_received,
@@ -189,7 +189,7 @@ class PriorityRun:
         ranges = [
             number
             for number, summary in enumerate(self.summaries)
-            if any(where[kind](summary) & wanted for kind in kinds)
+            if any(messages_with[kind](summary) & wanted for kind in kinds)
         ]
         return self.gather_rows(wanted, kinds, ranges)
 
@@ -206,18 +206,18 @@ def unknown_if_too_large(name: str, check: Callable[[], Verdict]) -> Verdict:
     """The verdict of `check`, or unknown if too many rows are suspect."""
     try:
         return check()
-    except ReadLimitExceeded as why:
-        return unknown(name, Reason.TOO_MUCH_SUSPECT, str(why))
+    except ReadLimitExceeded as error:
+        return unknown(name, Reason.TOO_MUCH_SUSPECT, str(error))
 
 
 def check_order(run: PriorityRun) -> dict[str, Verdict]:
     """The verdicts of `check.suite.check_all`, except priority accounting and latency."""
-    found = SummarizedRun(run.meta, run.logs, tuple(summary.base for summary in run.summaries), run.load_ranges)
-    found = replace(found, max_suspect_rows=run.max_suspect_rows, max_whole_rows=0)
+    summarized = SummarizedRun(run.meta, run.logs, tuple(summary.base for summary in run.summaries), run.load_ranges)
+    summarized = replace(summarized, max_suspect_rows=run.max_suspect_rows, max_whole_rows=0)
     verdicts = {
         "total_order": unknown_if_too_large("total_order", lambda: _total_order(run)),
         "integrity": unknown_if_too_large("integrity", lambda: _integrity(run)),
-        FIFO: check_ranges(found, [FIFO])[FIFO],
+        FIFO: check_ranges(summarized, [FIFO])[FIFO],
         "view_atomicity": unknown_if_too_large("view_atomicity", lambda: _view_atomicity(run)),
     }
     if run.meta.reliable:
@@ -248,8 +248,8 @@ def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason
 
 def _total_order(run: PriorityRun) -> Verdict:
     suspect = {number for number, summary in enumerate(run.summaries) if not summary.ordered} | run.interleaved_ranges
-    suspect |= {number for lines in run.spans_by_run.values() for number, line in lines if not line.distinct}
-    lacking = {
+    suspect |= {number for spans in run.spans_by_run.values() for number, span in spans if not span.distinct}
+    incomplete = {
         run_id: run.spans_by_run[run_id] for run_id in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)
     }
     if suspect:
@@ -257,10 +257,10 @@ def _total_order(run: PriorityRun) -> Verdict:
         verdict = total_order(without_excused_deliveries(run.load_part(suspect, EventKind.DELIVER)))
         if verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
             return verdict
-    if not lacking:
+    if not incomplete:
         return run.clean_verdict("total_order")
-    run_id, lines = next(iter(lacking.items()))
-    expected, follows = _missing_index(run_id, lines) or (0, 0)
+    run_id, spans = next(iter(incomplete.items()))
+    expected, follows = _missing_index(run_id, spans) or (0, 0)
     reason = (
         f"the deliveries of member {run_id[0]} are not all recorded: index {expected} is missing, {follows} follows"
     )
@@ -269,12 +269,12 @@ def _total_order(run: PriorityRun) -> Verdict:
 
 def _missing_index(run_id: MemberRunId, spans: Sequence[tuple[int, DeliverySpan]]) -> tuple[int, int] | None:
     """The first index that a log lacks or has twice, and the index found there; None if the log is complete."""
-    ranges = union(line.indices for _, line in spans).ranges[run_id]
+    ranges = union(span.indices for _, span in spans).ranges[run_id]
     if ranges[0][0] != 0:
         return 0, ranges[0][0]
     if len(ranges) > 1:
         return ranges[0][1] + 1, ranges[1][0]
-    if ranges[0][1] + 1 != sum(line.count for _, line in spans):
+    if ranges[0][1] + 1 != sum(span.count for _, span in spans):
         return ranges[0][1] + 1, ranges[0][1]
     return None
 
@@ -297,26 +297,29 @@ def _integrity(run: PriorityRun) -> Verdict:
 def _in_more_than_one(sets: Iterable[MessageSet]) -> MessageSet:
     """The messages that are in more than one of the sets."""
     seen = several = MessageSet()
-    for one in sets:
-        several, seen = several | (one & seen), seen | one
+    for messages in sets:
+        several, seen = several | (messages & seen), seen | messages
     return several
 
 
 def _gap_freedom(run: PriorityRun) -> Verdict:
-    known = {
+    accountable = {
         run_id: member_run
         for run_id, member_run in member_runs(run.member_events).items()
         if member_run.log is not None and run_id not in run.excused
     }
     binding = union(
-        of for summary in run.summaries for run_id, of in summary.delivered.items() if run_id not in run.excused
+        messages
+        for summary in run.summaries
+        for run_id, messages in summary.delivered.items()
+        if run_id not in run.excused
     )
     doubtful = set(run.irregular_ranges)
-    lines_of = {run_id: [line for _, line in run.spans_by_run.get(run_id, ())] for run_id in known}
-    for run_id, member_run in known.items():
-        lines = lines_of[run_id]
-        begin = min((line.first_slot for line in lines), default=None)
-        end = max((line.last_slot for line in lines), default=-1)
+    spans_of = {run_id: [span for _, span in run.spans_by_run.get(run_id, ())] for run_id in accountable}
+    for run_id, member_run in accountable.items():
+        spans = spans_of[run_id]
+        begin = min((span.first_slot for span in spans), default=None)
+        end = max((span.last_slot for span in spans), default=-1)
         for number, summary in enumerate(run.summaries):
             first, last = summary.base.order.first_slot, summary.base.order.last_slot
             before = begin is not None and member_run.first_slot <= last and first < begin
@@ -328,20 +331,24 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
         trace = run.member_events
     else:
         # A member's last delivery, overall and of each sender and priority, decides which messages it passed.
-        tops: dict[tuple[MemberRunId, int, Origins], int] = {}
+        last_sequences: dict[tuple[MemberRunId, int, Origins], int] = {}
         for summary in run.summaries:
-            for (run_id, level), of in summary.last_delivered.items():
-                for origin in of.ranges.keys() & suspect.ranges.keys():
-                    sequence = of.ranges[origin][0][1]
-                    tops[run_id, level, origin] = max(sequence, tops.get((run_id, level, origin), sequence))
-        lasts = [max(lines, key=lambda line: line.last_slot).last_message for lines in lines_of.values() if lines]
+            for (run_id, level), messages in summary.last_delivered.items():
+                for origin in messages.ranges.keys() & suspect.ranges.keys():
+                    sequence = messages.ranges[origin][0][1]
+                    last_sequences[run_id, level, origin] = max(
+                        sequence, last_sequences.get((run_id, level, origin), sequence)
+                    )
+        last_messages = [
+            max(spans, key=lambda span: span.last_slot).last_message for spans in spans_of.values() if spans
+        ]
         context = suspect | MessageSet.of(
-            [*lasts, *(MessageRef(*origin, number) for (_, _, origin), number in tops.items())]
+            [*last_messages, *(MessageRef(*origin, number) for (_, _, origin), number in last_sequences.items())]
         )
         trace = run.with_member_events(run.rows_of_messages(context, EventKind.SEND, EventKind.DELIVER))
     times = [summary.last_non_delivery_ns for summary in run.summaries]
     times += [
-        line.last_ns for run_id, lines in run.spans_by_run.items() if run_id not in run.excused for _, line in lines
+        span.last_ns for run_id, spans in run.spans_by_run.items() if run_id not in run.excused for _, span in spans
     ]
     verdict = gap_freedom(
         without_excused_deliveries(trace),
@@ -356,32 +363,32 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
 
 
 def _view_atomicity(run: PriorityRun) -> Verdict:
-    faults: list[Witness] = []
+    violations: list[Witness] = []
 
-    def complain(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
-        faults.append(Witness(messages, members, (), f"member {members[0]} {text}"))
+    def report(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
+        violations.append(Witness(messages, members, (), f"member {members[0]} {text}"))
 
-    views, installed = installed_views(run.member_events, complain)
+    views, installed = installed_views(run.member_events, report)
     received: dict[tuple[MemberRunId, int], MessageSet] = {}
     by_view: dict[int, MessageSet] = {}
     suspect = union(summary.received_twice for summary in run.summaries)
     for summary in run.summaries:
-        for (run_id, view), came in summary.received.items():
+        for (run_id, view), newly_received in summary.received.items():
             if view == ABSENT:
                 continue
             mine = installed.get(run_id, {})
             first_ns, last_ns = summary.reception_times[run_id, view]
             if view not in mine or first_ns < mine[view] or last_ns > mine.get(view + 1, last_ns):
-                suspect = suspect | came
-            others = came.ranges.keys() - set(views.get(view, ()))
-            suspect = suspect | MessageSet({origin: came.ranges[origin] for origin in sorted(others)})
-            suspect = suspect | (came & received.get((run_id, view), MessageSet()))
-            received[run_id, view] = received.get((run_id, view), MessageSet()) | came
-            by_view[view] = by_view.get(view, MessageSet()) | came
+                suspect = suspect | newly_received
+            others = newly_received.ranges.keys() - set(views.get(view, ()))
+            suspect = suspect | MessageSet({origin: newly_received.ranges[origin] for origin in sorted(others)})
+            suspect = suspect | (newly_received & received.get((run_id, view), MessageSet()))
+            received[run_id, view] = received.get((run_id, view), MessageSet()) | newly_received
+            by_view[view] = by_view.get(view, MessageSet()) | newly_received
     suspect = suspect | _in_more_than_one(by_view[view] for view in sorted(by_view))
     if suspect:
         received_by_view(
-            run.with_member_events(run.rows_of_messages(suspect, EventKind.RECEIVE)), views, installed, complain
+            run.with_member_events(run.rows_of_messages(suspect, EventKind.RECEIVE)), views, installed, report
         )
-    check_same_messages(installed, received, complain)
-    return atomicity_verdict(faults, len(views), run.incomplete_reason)
+    check_same_messages(installed, received, report)
+    return atomicity_verdict(violations, len(views), run.incomplete_reason)

@@ -1,6 +1,6 @@
 """The summary of one range of slots of a run of the priority order: which messages have rows in it.
 
-The slot of a delivery or queue step is the message's number in the agreed order; the slot of a send follows the time.
+The slot of a delivery or queue step is the message's number in the agreed order; the slot of a send follows its time.
 So a message's rows lie in several ranges, and each summary says which messages it has. Members send, receive and
 consume nearly in sequence, so sets of messages are stored as ranges of sequence numbers (`model.message_set`).
 """
@@ -112,7 +112,7 @@ class PriorityRangeSummary:
 def summarize_priority_range(
     parts: Sequence[Rows], first_slot: int, last_slot: int, excluded_logs: Collection[MemberRunId] = ()
 ) -> PriorityRangeSummary:
-    """Survey the rows of a range, without what some logs delivered."""
+    """Summarize the rows of a range, without the deliveries of `excluded_logs`."""
     parts = (
         [rows.select(~((rows.kind == _DELIVER) & in_logs(rows, excluded_logs))) for rows in parts]
         if excluded_logs
@@ -124,26 +124,26 @@ def summarize_priority_range(
     deliveries = [
         rows.select(np.argsort(rows.index, kind="stable")) for _, rows in rows_by_run(concatenated(deliveries))
     ]
-    came, sent = concatenated(receives), concatenated(sends)
-    plain = summarize_range([*deliveries, *map(copied, events)], first_slot, last_slot, grade=None, bound_ns=None)
+    received_rows, sent = concatenated(receives), concatenated(sends)
+    base = summarize_range([*deliveries, *map(copied, events)], first_slot, last_slot, grade=None, bound_ns=None)
     delivered = concatenated(deliveries)
-    ordered, even = _is_ordered_and_sequential(delivered)
-    got = _rows_by_view(came)
+    ordered, sequential = _is_ordered_and_sequential(delivered)
+    received_by_view = _rows_by_view(received_rows)
     return PriorityRangeSummary(
-        base=replace(plain, rows=sum(map(len, parts)), unmatched_deliveries=EMPTY, unmatched_sends=EMPTY),
+        base=replace(base, rows=sum(map(len, parts)), unmatched_deliveries=EMPTY, unmatched_sends=EMPTY),
         last_non_delivery_ns=max(int(part.real_ns[part.kind != _DELIVER].max(initial=0)) for part in (*parts, EMPTY)),
         spans=tuple(map(_delivery_span, deliveries)),
         has_ungraded=bool((delivered.grade == ABSENT).any()),
         ordered=ordered,
-        is_sequential=even,
+        is_sequential=sequential,
         delivered_twice=union(_repeated_messages(rows) for rows in deliveries),
         delivered={_run_id(rows): message_set(rows) for rows in deliveries},
         sent={run_id: message_set(rows) for run_id, rows in rows_by_run(sent)},
-        received={key: message_set(rows) for key, rows in got},
-        reception_times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
-        received_twice=union(_repeated_messages(rows) for (_, view), rows in got if view != ABSENT),
+        received={key: message_set(rows) for key, rows in received_by_view},
+        reception_times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in received_by_view},
+        received_twice=union(_repeated_messages(rows) for (_, view), rows in received_by_view if view != ABSENT),
         queued=message_set(concatenated(queued)),
-        receptions={run_id: _reception_summary(rows) for run_id, rows in rows_by_run(came)},
+        receptions={run_id: _reception_summary(rows) for run_id, rows in rows_by_run(received_rows)},
         slot_spans_by_priority=_slot_spans_by_priority(delivered),
         last_delivered={
             (run_id, level): _last_of_each_sender(rows.select(rows.priority == level))
@@ -165,7 +165,7 @@ _KIND_GROUPS = (
 
 
 def _of_kinds(rows: Rows, *kinds: int) -> Rows:
-    """The rows of some kinds; the messages that steps name are many, and say nothing here."""
+    """The rows of some kinds, without the column `messages`, which is large and not needed here."""
     chosen = rows.select(np.isin(rows.kind, kinds))
     return replace(chosen, messages=constant(len(chosen), np.int32), message_texts=())
 
@@ -175,34 +175,34 @@ def _run_id(rows: Rows) -> MemberRunId:
 
 
 def in_logs(rows: Rows, logs: Collection[MemberRunId]) -> Mask:
-    """Which rows are of these logs."""
-    found: Mask = np.zeros(len(rows), dtype=bool)
-    for member, stream_incarnation in sorted(logs):
-        found |= (rows.member == member) & (rows.recorder_incarnation == stream_incarnation)
-    return found
+    """A mask of the rows of these logs."""
+    mask: Mask = np.zeros(len(rows), dtype=bool)
+    for member, incarnation in sorted(logs):
+        mask |= (rows.member == member) & (rows.recorder_incarnation == incarnation)
+    return mask
 
 
 def rows_by_run(rows: Rows) -> list[tuple[MemberRunId, Rows]]:
     """The rows of each log."""
     code = log_codes(rows)
-    found = [rows.select(code == one) for one in np.unique(code).tolist()]
-    return [(_run_id(of), of) for of in found]
+    parts = [rows.select(code == value) for value in np.unique(code).tolist()]
+    return [(_run_id(part), part) for part in parts]
 
 
 def _rows_by_view(rows: Rows) -> list[tuple[tuple[MemberRunId, int], Rows]]:
     return [
-        ((run_id, view), of.select(of.view == view))
-        for run_id, of in rows_by_run(rows)
-        for view in np.unique(of.view).tolist()
+        ((run_id, view), part.select(part.view == view))
+        for run_id, part in rows_by_run(rows)
+        for view in np.unique(part.view).tolist()
     ]
 
 
 def union(sets: Iterable[MessageSet]) -> MessageSet:
     """The union of sets of messages."""
-    whole = MessageSet()
-    for one in sets:
-        whole = whole | one
-    return whole
+    total = MessageSet()
+    for messages in sets:
+        total = total | messages
+    return total
 
 
 def message_set(rows: Rows) -> MessageSet:
@@ -212,30 +212,30 @@ def message_set(rows: Rows) -> MessageSet:
     order = np.lexsort((rows.sequence, rows.sender_incarnation, rows.sender))
     sender, incarnation = rows.sender[order].astype(np.int64), rows.sender_incarnation[order]
     number = rows.sequence[order]
-    fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
-    first = np.flatnonzero(fresh)
+    starts_range = np.ones(len(order), dtype=bool)
+    starts_range[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
+    first = np.flatnonzero(starts_range)
     last = np.append(first[1:], len(order)) - 1
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     columns = (sender[first], incarnation[first], number[first], number[last])
-    for whose, stream_incarnation, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        ranges.setdefault((whose, stream_incarnation), []).append((begin, end))
-    return MessageSet({origin: tuple(of) for origin, of in ranges.items()})
+    for range_sender, range_incarnation, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+        ranges.setdefault((range_sender, range_incarnation), []).append((begin, end))
+    return MessageSet({origin: tuple(spans) for origin, spans in ranges.items()})
 
 
 def in_message_set(rows: Rows, wanted: MessageSet) -> Mask:
-    """Which rows are of these messages."""
-    found: Mask = np.zeros(len(rows), dtype=bool)
+    """A mask of the rows of these messages."""
+    mask: Mask = np.zeros(len(rows), dtype=bool)
     for (sender, incarnation), ranges in wanted.ranges.items():
-        of = np.flatnonzero((rows.sender == sender) & (rows.sender_incarnation == incarnation))
+        candidates = np.flatnonzero((rows.sender == sender) & (rows.sender_incarnation == incarnation))
         firsts, lasts = (np.array(ends, dtype=np.int64) for ends in zip(*ranges, strict=True))
-        at = np.searchsorted(firsts, rows.sequence[of], side="right") - 1
-        found[of[(at >= 0) & (rows.sequence[of] <= lasts[np.maximum(at, 0)])]] = True
-    return found
+        at = np.searchsorted(firsts, rows.sequence[candidates], side="right") - 1
+        mask[candidates[(at >= 0) & (rows.sequence[candidates] <= lasts[np.maximum(at, 0)])]] = True
+    return mask
 
 
 def _repeated_messages(rows: Rows) -> MessageSet:
-    """The messages of which there are several rows."""
+    """The messages that have several rows."""
     (message,) = message_codes(rows)
     order = np.argsort(message, kind="stable")
     return message_set(rows.select(order[~group_starts(message[order])])) if len(rows) else MessageSet()
@@ -246,7 +246,7 @@ def _last_of_each_sender(rows: Rows) -> MessageSet:
 
 
 def _delivery_span(rows: Rows) -> DeliverySpan:
-    """Of one log, whose rows are in the order of index."""
+    """The deliveries of one log; its rows must be sorted by index."""
     steps = np.diff(rows.index)
     begins = np.flatnonzero(np.append(True, steps > 1))
     ends = np.append(begins[1:], len(rows)) - 1
@@ -271,7 +271,7 @@ def _reception_summary(rows: Rows) -> ReceptionSummary:
 
 
 def _is_ordered_and_sequential(deliveries: Rows) -> tuple[bool, bool]:
-    """Whether the deliveries, log by log in the order of index, are in one order; and whether they are even."""
+    """The fields `ordered` and `is_sequential` of a summary. Deliveries must be sorted by log and index."""
     if len(deliveries) == 0:
         return True, True
     key, (message,) = key_codes(deliveries), message_codes(deliveries)
@@ -280,8 +280,8 @@ def _is_ordered_and_sequential(deliveries: Rows) -> tuple[bool, bool]:
     ordered = bool((np.diff(key)[inner] > 0).all())
     ordered = ordered and keys == _distinct_count(message) == _distinct_count(packed(key, message))
     follow = [bool((np.diff(column)[inner] == 1).all()) for column in (deliveries.slot, deliveries.index)]
-    even = ordered and all(follow) and bool((deliveries.place == deliveries.place[0]).all())
-    return ordered, even and _distinct_count(packed(message, deliveries.priority)) == keys
+    sequential = ordered and all(follow) and bool((deliveries.place == deliveries.place[0]).all())
+    return ordered, sequential and _distinct_count(packed(message, deliveries.priority)) == keys
 
 
 def _distinct_count(code: Codes) -> int:

@@ -119,30 +119,32 @@ def check_window(
     trace = Trace.from_rows(concatenated([deliveries, sends]), meta, ())
     ordered = trace.deliveries()
     matched, taken_ns = latencies(trace, ordered)
-    seen = LatencySummary()
-    seen.add(taken_ns, bound_ns, ordered.select(matched))
+    measured = LatencySummary()
+    measured.add(taken_ns, bound_ns, ordered.select(matched))
     if logs is None or len(deliveries) == 0:
-        return WindowFinding(seen)
-    strayed: Mask = np.zeros(len(deliveries), dtype=bool)
+        return WindowFinding(measured)
+    diverging: Mask = np.zeros(len(deliveries), dtype=bool)
     for log in logs:
-        strayed |= in_logs(deliveries, [log.run_id]) & (deliveries.index >= log.regular_deliveries)
-    deliveries = deliveries.select(~strayed)
+        diverging |= in_logs(deliveries, [log.run_id]) & (deliveries.index >= log.regular_deliveries)
+    deliveries = deliveries.select(~diverging)
     if len(deliveries) == 0:
-        return WindowFinding(seen)
+        return WindowFinding(measured)
     window = _WindowMessages(logs, deliveries, receptions)
     if window.unknown_reason:
-        return WindowFinding(seen, unknown_reason=window.unknown_reason)
-    before = window.last_lower(last_slots_by_priority)
-    found = {log.run_id: _check_log(window, number, before) for number, log in enumerate(logs) if log.is_accountable}
-    undecided = [pair for of in found.values() for pair in of.undecided]
-    behind = tuple(run_id for run_id, of in found.items() if of.continues)
+        return WindowFinding(measured, unknown_reason=window.unknown_reason)
+    last_lower = window.last_lower(last_slots_by_priority)
+    results = {
+        log.run_id: _check_log(window, number, last_lower) for number, log in enumerate(logs) if log.is_accountable
+    }
+    undecided = [constraint for result in results.values() for constraint in result.undecided]
+    continuing = tuple(run_id for run_id, result in results.items() if result.continues)
     return WindowFinding(
-        seen,
-        {run_id: of.broken for run_id, of in found.items() if of.broken},
+        measured,
+        {run_id: result.broken for run_id, result in results.items() if result.broken},
         tuple(undecided[:MAX_UNDECIDED]),
-        sum(of.overtakings for of in found.values()),
+        sum(result.overtakings for result in results.values()),
         WindowEdge(int(window.slots[0]), int(window.first_received_ns[0]), ()),
-        WindowEdge(int(window.slots[-1]), int(window.first_received_ns[-1]), behind),
+        WindowEdge(int(window.slots[-1]), int(window.first_received_ns[-1]), continuing),
         f"more than {MAX_UNDECIDED:,} received messages were not delivered" if len(undecided) > MAX_UNDECIDED else "",
     )
 
@@ -161,16 +163,18 @@ class _LogResult:
 def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _LogResult:
     """Check one member; `last_lower` has, for each message, the last earlier slot with a less urgent one."""
     log = window.logs[log_number]
-    decidable, inside = window.decidable(log_number), window.delivered_by(log)
-    since = np.maximum(window.consumed_up_to(log, inside), log.begin_slot)
-    bad = np.flatnonzero(decidable & inside & (last_lower >= since))
-    # If no less urgent message comes before the message itself, none comes before an earlier end.
-    away = np.flatnonzero(decidable & ~inside & ((window.slots < log.end_slot) | (last_lower >= since)))
+    decidable, delivered = window.decidable(log_number), window.delivered_by(log)
+    since = np.maximum(window.consumed_up_to(log, delivered), log.begin_slot)
+    broken = np.flatnonzero(decidable & delivered & (last_lower >= since))
+    # A member that ended before the message is undecided only if a less urgent message comes before the message.
+    undelivered = np.flatnonzero(decidable & ~delivered & ((window.slots < log.end_slot) | (last_lower >= since)))
     return _LogResult(
-        BrokenConstraints(len(bad), window.constraint(log, window.smallest_message(bad), since)) if len(bad) else None,
-        [window.constraint(log, at, since) for at in away.tolist()] if log.begin_slot < log.end_slot else [],
-        window.count_overtakings(decidable & inside, log),
-        bool(decidable[-1] and inside[-1] and window.slots[-1] + 1 < log.end_slot),
+        BrokenConstraints(len(broken), window.constraint(log, window.smallest_message(broken), since))
+        if len(broken)
+        else None,
+        [window.constraint(log, at, since) for at in undelivered.tolist()] if log.begin_slot < log.end_slot else [],
+        window.count_overtakings(decidable & delivered, log),
+        bool(decidable[-1] and delivered[-1] and window.slots[-1] + 1 < log.end_slot),
     )
 
 
@@ -181,14 +185,14 @@ class _WindowMessages:
         self.logs = logs
         self.slots, first = np.unique(deliveries.slot, return_index=True)
         self.messages = deliveries.select(first)
-        mine, theirs = message_codes(self.messages, receptions)
-        order = np.argsort(mine, kind="stable")
-        at = np.minimum(np.searchsorted(mine[order], theirs), len(mine) - 1)
-        known = mine[order][at] == theirs
+        window_codes, reception_codes = message_codes(self.messages, receptions)
+        order = np.argsort(window_codes, kind="stable")
+        at = np.minimum(np.searchsorted(window_codes[order], reception_codes), len(window_codes) - 1)
+        known = window_codes[order][at] == reception_codes
         receptions, at = receptions.select(known), order[at][known]
-        # By log and step: the last row counts where a log has several of one message.
-        turn = np.lexsort((receptions.place, receptions.recorder_incarnation, receptions.member))
-        receptions, at = receptions.select(turn), at[turn]
+        # Sort by log and step, so that the last of several rows of a message in a log counts.
+        by_log_and_step = np.lexsort((receptions.place, receptions.recorder_incarnation, receptions.member))
+        receptions, at = receptions.select(by_log_and_step), at[by_log_and_step]
         count = len(self.slots)
         self.priority = np.zeros(count, dtype=np.int64)
         self.priority[at] = receptions.priority
@@ -214,10 +218,10 @@ class _WindowMessages:
             if not log.regular_deliveries:
                 self._consumed_slots[number] = BEFORE_ALL_SLOTS
             self._counts_for[number] = log.first_slot <= self.slots
-        strange = np.flatnonzero(self.priority != self.messages.priority)
+        mismatched = np.flatnonzero(self.priority != self.messages.priority)
         self.unknown_reason = ""
-        if len(strange):
-            message = message_at(self.messages, int(strange[0]))
+        if len(mismatched):
+            message = message_at(self.messages, int(mismatched[0]))
             self.unknown_reason = f"{message} was delivered with another priority than it was received with"
 
     def consumed_up_to(self, log: LogFacts, delivered: Mask) -> Ints:
@@ -225,24 +229,24 @@ class _WindowMessages:
 
         Members that joined after it had delivered the message do not count.
         """
-        known = [number for number, other in enumerate(self.logs) if other.begin_slot < log.end_slot]
-        if not known:
+        concerned_logs = [number for number, other in enumerate(self.logs) if other.begin_slot < log.end_slot]
+        if not concerned_logs:
             return np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
-        concerned = self._counts_for[known] | ~delivered
-        found: Ints = np.where(concerned, self._consumed_slots[known], BEFORE_ALL_SLOTS).max(axis=0)
-        return found
+        concerned = self._counts_for[concerned_logs] | ~delivered
+        consumed: Ints = np.where(concerned, self._consumed_slots[concerned_logs], BEFORE_ALL_SLOTS).max(axis=0)
+        return consumed
 
     def last_lower(self, last_slots_by_priority: Mapping[int, int]) -> Ints:
         """For each message, the last earlier slot with a less urgent one."""
-        found: Ints = np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
+        result: Ints = np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
         for level in np.unique(self.priority).tolist():
             carried = max(
                 (slot for other, slot in last_slots_by_priority.items() if other < level), default=BEFORE_ALL_SLOTS
             )
-            upto = np.maximum.accumulate(np.where(self.priority < level, self.slots, BEFORE_ALL_SLOTS))
-            before = np.maximum(np.append(BEFORE_ALL_SLOTS, upto[:-1]), carried)
-            found = np.where(self.priority == level, before, found)
-        return found
+            highest = np.maximum.accumulate(np.where(self.priority < level, self.slots, BEFORE_ALL_SLOTS))
+            before = np.maximum(np.append(BEFORE_ALL_SLOTS, highest[:-1]), carried)
+            result = np.where(self.priority == level, before, result)
+        return result
 
     def decidable(self, log_number: int) -> Mask:
         """A mask of the messages that a member received and for which every member's consumption is known."""

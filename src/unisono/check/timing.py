@@ -38,7 +38,10 @@ NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "the run promised no latency bound")
 
 
 def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
-    """Every delivery comes within `bound_ns` (by default the run's bound) of its send. Figures: the statistics."""
+    """Check that every delivery comes within `bound_ns` (by default the run's bound) of its send.
+
+    The figures of the verdict are statistics of the latencies.
+    """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)

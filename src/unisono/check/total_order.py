@@ -378,7 +378,7 @@ def fifo(trace: Trace) -> Verdict:
             (first, second),
             (member,),
             (position_at(deliveries, earlier), position_at(deliveries, later)),
-            f"member {member} delivered {second} after {first}, although member {second.sender} sent it no later",
+            f"member {member} delivered {second} after {first}, although member {second.sender} sent {second} no later",
         )
         return Verdict(FIFO, Status.VIOLATED, witness, len(falls))
     return no_violation(FIFO, dropped_rows_reason(trace) or empty_trace_reason(trace))

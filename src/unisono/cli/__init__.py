@@ -1,6 +1,6 @@
-"""The command line: one module per verb, named like the verb. No other package imports this one.
+"""The command line: one module per command, with the command's name. No other package imports this one.
 
-Output is text for people, or one JSON object with `--json`; the option names and JSON fields are stable. `options`
-holds the options that several verbs share, `main` the parser and the exit statuses. Further modules: `demo_negotiation`
-and `spark_verdict` belong to `demo`, `swarm` to `simulate`, and `reporter_process` to `monitor`.
+Output is text for people, or JSON with `--json`; the option names and JSON fields are stable. `options` holds the
+options that several commands share, `output` their common output, `main` the parser and the exit statuses. The modules
+`demo_negotiation` and `spark_verdict` belong to `demo`, `swarm` to `simulate`, and `reporter_process` to `monitor`.
 """

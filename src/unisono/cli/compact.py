@@ -14,14 +14,14 @@ from unisono.trace.files import RANGE_SLOTS, find_groups
 
 
 def add_parser(verbs: Any) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "compact",
         summary="copy recorded traces into few large files, on Spark",
         description="Copy recorded runs into the layout that `verify` reads without a shuffle: one file per member and "
-        "range of slots. TRACE may have many small files, or Parquet files with the trace's columns in any layout "
-        "beside a meta.json. The source is not changed.",
+        "range of slots. TRACE may have many small files, or any Parquet files with the columns of a trace beside a "
+        "meta.json. The source is not changed.",
         examples=("unisono compact traces --out compacted", "unisono verify compacted"),
     )
     verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more recorded runs")
@@ -32,7 +32,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--closed",
         action="store_true",
-        help="the rows are complete although there is no end.LIFE.json (for layouts of other programs)",
+        help="treat recordings without an end record (end.INCARNATION.json) as complete; for files of other programs",
     )
     add_spark(verb)
     add_json(verb)
@@ -41,7 +41,7 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Copy every run."""
-    from unisono.pipeline.relayout import relayout  # noqa: PLC0415 - only verbs that use Spark pay for it
+    from unisono.pipeline.relayout import relayout  # noqa: PLC0415 - only commands that use Spark load it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 
     if options.master == "none":

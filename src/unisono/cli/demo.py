@@ -48,14 +48,14 @@ OPTIONS_ALLOWED_WITH_FILE = frozenset({"scenario", "out", "json", "multicast", "
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "demo",
         summary="run a group of real processes on this machine, then check it",
         description="Start member processes on this machine and let them multicast over UDP for some seconds. Show how "
-        "much each delivers and how late. Then check the recorded trace: one order, nothing lost, nothing delivered "
-        "twice. Members can be killed and added, and datagrams lost, while the group runs.",
+        "many messages each member delivers and with which latency. Then check the recorded trace: one order, nothing "
+        "lost, nothing delivered twice. Options kill members, add members and drop datagrams while the group runs.",
         examples=(
             "unisono demo",
             "unisono demo --members 3 --failures --kill 3@2s --join 4@4s",
@@ -65,7 +65,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         ),
         notes="exit status: 0 valid, 1 violated or unknown.",
     )
-    verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file, instead of the options below")
+    verb.add_argument(
+        "scenario",
+        nargs="?",
+        type=Path,
+        help="a scenario file (TOML); only --out, --json, --multicast, --sla and --verify may be given with it",
+    )
     verb.add_argument("--members", type=int, default=5, help="how many member processes (default 5)")
     verb.add_argument(
         "--order",
@@ -77,7 +82,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--grades",
         choices=GRADES,
         default="early",
-        help="early: as the order delivers; final: after agreement; both: each message in both grades (vbr, cbr)",
+        help="early: on time; final: later, after agreement, without gaps; both: each message in both grades; "
+        "final and both need vbr or cbr (default early)",
     )
     verb.add_argument("--seconds", type=float, default=10, help="how many seconds to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")
@@ -92,12 +98,14 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         type=float,
         default=0.0,
         metavar="p",
-        help="drop this share of the datagrams, within the bounds of --fec and --loss-burst; "
-        "with --reliable, without bounds",
+        help="drop this share of the datagrams, but no more than --fec or --loss-burst tolerates; "
+        "with --reliable, drop without such a limit",
     )
     verb.add_argument("--degrade", metavar="p@T", help="from time T on, drop the share p, such as 0.2@4s")
     verb.add_argument("--multicast", action="store_true", help="use IP multicast on loopback instead of unicast")
-    verb.add_argument("--sla", type=Path, metavar="FILE", help="service level agreements to evaluate while it runs")
+    verb.add_argument(
+        "--sla", type=Path, metavar="FILE", help="service level agreements to evaluate while the group runs"
+    )
     verb.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
     verb.add_argument("--out", type=Path, help="folder for the trace and the scenario (default: a new folder)")
     verb.add_argument(
@@ -127,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_unsupported(scenario)
     peers = free_addresses(scenario.members)
     multicast = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if options.multicast else None
-    slas = None if negotiation is None else (negotiation.sla_text, "the demo's own agreements")
+    slas = None if negotiation is None else (negotiation.sla_text, "the demo's own SLAs")
     if options.sla is not None:
         slas = read_text(options.sla), str(options.sla)
     parsed_slas = None if slas is None else parse_slas(*slas)
@@ -195,7 +203,8 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
     carried_per_s = options.burst * NS_PER_S / options.slot
     if options.rate > carried_per_s and options.order != "cbr":
         raise InvalidOption(
-            "--rate", f"--burst {options.burst} per slot carries {carried_per_s:g}/s, less than {options.rate:g}"
+            "--rate",
+            f"--burst {options.burst} per slot allows {carried_per_s:g} messages/s, less than --rate {options.rate:g}",
         )
     kills, joins = _parse_member_times("--kill", options.kill), _parse_member_times("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
@@ -204,7 +213,9 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
             if member not in members:
                 raise InvalidOption(option, f"there is no member {member}; the members are {members}")
             if at_ns >= options.seconds * NS_PER_S:
-                raise InvalidOption(option, f"{duration_text(at_ns)} is after the end of the run")
+                raise InvalidOption(
+                    option, f"expected a time within the {options.seconds:g} s of the run, not {duration_text(at_ns)}"
+                )
     failures = bool(options.failures or kills or joins or options.loss_burst)
     events = "".join(f'\n[[fault]]\nkind = "crash"\nmember = {m}\nat = "{at}ns"\n' for m, at in kills.items())
     events += "".join(f'\n[[step]]\nkind = "start"\nmember = {m}\nat = "{at}ns"\n' for m, at in joins.items())
@@ -247,7 +258,7 @@ seed = {options.seed}
 
 
 def _consumer_toml(options: argparse.Namespace, members: int) -> str:
-    """For priority orders: consumers that barely keep up, one of them slower; one message in five is urgent."""
+    """For priority orders: consumers with a load of 40 %, one of them 70 %; one message in five is urgent."""
     if not capabilities_of(options.order).pulled:
         return ""
     each_ns = NS_PER_S / (0.8 * options.rate * members)
@@ -470,7 +481,7 @@ def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, A
 
 
 def format_grades(grades: dict[str, Any], early_latency_ms: dict[str, float]) -> str:
-    """How early deliveries differ between the surviving members, and what agreement on final ones cost."""
+    """The lines about both grades: latency, how early deliveries differ between survivors, and repaired mistakes."""
     final, mistakes = grades["final_latency_ms"], grades["mistakes"].values()
     after = final["p50"] - early_latency_ms["p50"]
     senders = ", ".join(map(str, grades["early_differ_senders"]))

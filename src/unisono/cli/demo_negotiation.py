@@ -27,7 +27,7 @@ NEGOTIATED_TIMING_DEFAULTS = {"slot": 25_000_000, "delta": 150_000_000, "gamma":
 
 @dataclass(frozen=True, slots=True)
 class DemoNegotiation:
-    """The result of the negotiation: the setting with its steps, and the agreements to evaluate."""
+    """The result of the negotiation: the setting with its steps, and the SLAs to evaluate."""
 
     agreement: Agreement
     sla_text: str
@@ -70,7 +70,7 @@ def add_negotiation_options(verb: argparse.ArgumentParser) -> None:
 def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
     """Negotiate and store the result in the options. Raises Infeasible, with alternatives, if nothing fits."""
     if options.order not in {"vbr", "auto"}:
-        raise InvalidOption("--reliable", f"rmcast works with the order vbr, not {options.order}")
+        raise InvalidOption("--reliable", f"rmcast needs the order vbr, not {options.order}")
     if not 0 < options.reliability < 1:
         raise InvalidOption("--reliability", f"expected a probability between 0 and 1, not {options.reliability:g}")
     if not 0 <= options.loss < 1:
@@ -105,7 +105,7 @@ def reliable_toml(text: str | None) -> str:
 
 
 def _sla_text(options: argparse.Namespace) -> str:
-    """The agreements: the network promises the negotiated loss, the order its latency bound."""
+    """The SLAs: the network promises the negotiated loss, the order its latency bound."""
     bound = options.delta + 2 * options.gamma + options.slot
     return f"""# The agreements of `unisono demo --reliable rmcast`.
 collect = "250ms"

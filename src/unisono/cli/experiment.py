@@ -34,14 +34,14 @@ DEFAULT_SEED = 1
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "experiment",
         summary="run a named experiment or a sweep, with tables and figures",
-        description="Run a named experiment in the simulator, on Spark, and print its table: each published value "
-        "beside ours with its 95 % confidence interval. With --out, also write the table as CSV and JSON and draw "
-        "figures. An interrupted experiment continues where it stopped.",
+        description="Run a named experiment in the simulator, on Spark, and print its table: each simulated value "
+        "with its 95 % confidence interval, beside the published value if there is one. With --out, also write the "
+        "table as CSV and JSON, draw figures, and continue an interrupted experiment where it stopped.",
         examples=(
             "unisono experiment --list",
             "unisono experiment tapas-fig23 --runs 500 --out fig23",
@@ -59,7 +59,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--out",
         type=Path,
         metavar="DIR",
-        help="write tables and figures there; finished points are kept and not run again",
+        help="write tables and figures to this folder; finished points are kept and not run again",
     )
     add_spark(verb)
     add_json(verb)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         _print_list(options.json)
         return 0
     if options.name is None:
-        raise InvalidOption("NAME", f"name an experiment: {', '.join(EXPERIMENTS)}; --list describes them")
+        raise InvalidOption("NAME", f"expected an experiment: {', '.join(EXPERIMENTS)}; --list describes them")
     processes = _processes(options)
     experiment = _find_experiment(options.name)
     work = split_into_tasks(experiment, options.runs, options.seed)
@@ -135,7 +135,7 @@ def _run_without_spark(
 def _run_with_spark(
     experiment: Experiment, work: list[ExperimentTask], options: argparse.Namespace
 ) -> list[tuple[ExperimentTask, Tally]]:
-    from unisono.pipeline.experiments import run_experiment  # noqa: PLC0415 - only verbs that use Spark pay for it
+    from unisono.pipeline.experiments import run_experiment  # noqa: PLC0415 - only commands that use Spark load it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 
     with (

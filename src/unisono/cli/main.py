@@ -1,4 +1,4 @@
-"""`unisono`: parses the command line, runs one verb, and turns errors into exit statuses."""
+"""`unisono`: parses the command line, runs one command, and turns errors into exit statuses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="unisono",
         description="Group communication with total order and latency bounds: every member delivers the same messages "
-        "in the same order, within a known time. Start with `unisono demo`; `unisono VERB --help` explains each verb.",
+        "in the same order, within a known time. Start with `unisono demo`; `unisono COMMAND --help` explains each "
+        "command.",
         epilog="Durations carry a unit: 5ms, 200us, 2s. Exit status: 0 success, 1 violated or infeasible, 2 bad input, "
         "3 something is missing on this machine, 130 interrupted.",
     )
     top.add_argument("--version", action="version", version=f"unisono {__version__}", help="print the version and exit")
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for verb in (demo, member, simulate, plan, verify, compact, experiment, monitor):
         verb.add_parser(verbs)
     return top
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone. Without this, Python would complain again when it flushes at exit.
+        # The reader of standard output has closed it. Without this, Python would report that again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.INTERRUPTED
     except (Infeasible, ReservationRefused) as error:

@@ -1,4 +1,4 @@
-"""`unisono member`: one member of a group: multicasts lines of standard input, prints deliveries."""
+"""`unisono member`: one member of a group. It multicasts the lines of standard input and prints deliveries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import threading
 
 import unisono
-from unisono.cli.options import add_command, add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
+from unisono.cli.options import add_command, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import orders_with
 from unisono.model.events import GRADES, Grade
@@ -22,14 +22,14 @@ from unisono.trace.metrics import MetricWriter
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "member",
         summary="join a group: multicast lines of input, print deliveries",
         description="Join a group as one member. Each line of standard input is multicast, and each delivery is "
-        "printed, in the same order at every member. The group starts when all members are up. End of input or Ctrl-C "
-        "leaves it.",
+        "printed, in the same order at every member. The group starts when all members are up. The member leaves at "
+        "the end of its input, or with Ctrl-C.",
         examples=(
             "unisono member --id 1 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002",
             "unisono member --id 2 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002   # in a second terminal: a chat",
@@ -67,24 +67,26 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_tolerance(verb)
     add_timing(verb)
     add_rate(verb)
-    add_json(verb)
+    verb.add_argument(
+        "--json", action="store_true", help="print one JSON object per line for each event, and nothing else"
+    )
     verb.set_defaults(run=run, slot=None)
 
 
 def _add_guarantees_and_files(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--deadline",
-        help="refuse to start unless every delivery meets this deadline; without --slot, use the longest possible one",
+        help="refuse to start unless every delivery meets this deadline; without --slot, use the longest slot that "
+        "meets it",
     )
     verb.add_argument(
         "--grades",
         choices=GRADES,
         default="early",
-        help="early: as the order delivers; final: after agreement; both: each line in both grades (vbr, cbr)",
+        help="early: on time; final: later, after agreement, without gaps; both: each line in both grades; "
+        "final and both need vbr or cbr (default early)",
     )
-    verb.add_argument(
-        "--storage", metavar="FILE", help="file for this member's durable state, to come back after a crash"
-    )
+    verb.add_argument("--storage", metavar="FILE", help="file for this member's durable state, to rejoin after a crash")
     verb.add_argument("--sla", metavar="FILE", help="service level agreements to evaluate while the group runs")
     verb.add_argument("--metrics", metavar="DIR", help="write metrics to this folder, for `unisono monitor`")
     verb.add_argument(
@@ -96,13 +98,17 @@ def _add_guarantees_and_files(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--timeout", default="60s", help="how long to wait for the other members (default 60s)")
     verb.add_argument("--max-frame", type=int, help="largest datagram in bytes (default: fits the path to the peers)")
-    verb.add_argument("--link", default="1Gbit/s", help="capacity of the link, for reservations (default 1Gbit/s)")
+    verb.add_argument(
+        "--link",
+        default="1Gbit/s",
+        help="capacity of this machine's link; the group may reserve no more (default 1Gbit/s)",
+    )
     verb.add_argument(
         "--queue",
         type=int,
         default=1_000_000,
         metavar="N",
-        help="deliveries that may wait to be printed (default 1000000)",
+        help="how many deliveries may wait to be printed (default 1000000)",
     )
 
 
@@ -130,7 +136,7 @@ async def _run_member(options: argparse.Namespace) -> int:
     if options.metrics is None:
         return await _run_in_group(options, None)
     if options.id is None:
-        raise InvalidOption("--metrics", "give --id too: the file is named after the member")
+        raise InvalidOption("--metrics", "give --id too, because the file is named after the member")
     writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, incarnation=new_incarnation())
     with writer:
         return await _run_in_group(options, writer)

@@ -1,4 +1,4 @@
-"""`unisono monitor`: the measurement service: live QoS estimates and SLA verdicts, on Spark."""
+"""`unisono monitor`: the measurement service. It shows live QoS estimates and SLA verdicts, on Spark."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from unisono.qos.watch.sla import LinkEstimate
 
 STREAM_QUIET_S = 5.0
-"""With --until-end: a crashed member never closes its stream, so the run is over after this long without a row."""
+"""With --until-end, a run without new rows for this time has ended: a crashed member never closes its stream."""
 INTERRUPTED = 130
 
 
 def add_parser(verbs: Any) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "monitor",
         summary="watch running groups: QoS estimates and SLA violations, on Spark",
         description="Follow the metric streams of running groups. Show estimates for each link, window by window, and "
-        "evaluate every agreement of the SLA file over the whole group. DIR is the folder to which the members write "
-        "their metrics. With --join, violations are multicast to the group in its total order, and all members adapt "
-        "at the same slot.",
+        "evaluate every SLA of the file over the whole group. DIR is the folder to which the members write their "
+        "metrics. With --join, violations are multicast to the group in its total order, and all members adapt at the "
+        "same slot.",
         examples=(
             "unisono monitor traces --sla slas/system.toml",
             "unisono monitor traces --sla slas/system.toml --once --json",
@@ -78,13 +78,13 @@ def add_parser(verbs: Any) -> None:
         type=duration,
         default="2s",
         metavar="P",
-        help="how long to wait for a silent member (default 2s)",
+        help="how long to wait for the metrics of a member that is behind the others (default 2s)",
     )
     verb.add_argument(
         "--keep",
         type=Path,
         metavar="DIR",
-        help="folder for the state of the service: a restart continues where it stopped",
+        help="folder for the state of the service, so that a restart continues where it stopped",
     )
     until = verb.add_mutually_exclusive_group()
     until.add_argument("--once", action="store_true", help="evaluate the metrics that exist now, then stop")
@@ -102,7 +102,7 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure until the end; returns the exit status."""
-    from unisono.pipeline.measurement import MeasurementJob  # noqa: PLC0415 - only verbs that use Spark pay for it
+    from unisono.pipeline.measurement import MeasurementJob  # noqa: PLC0415 - only commands that use Spark load it
 
     if not options.directory.is_dir():
         raise InvalidOption(
@@ -305,7 +305,7 @@ def _print_summary(running: RunningMeasurement, verdicts: list[StoredSlaVerdict]
     service = running.service
     Console().print(_table(running))
     violations = sum(verdict.violated for verdict in verdicts)
-    sys.stdout.write(f"violations: {violations}; agreements violated now: {len(service.violated_slas)}\n")
+    sys.stdout.write(f"violations: {violations}; SLAs violated now: {len(service.violated_slas)}\n")
     for (_, group), name in service.unevaluated_slas:
         reason = "too few observations in each window, or one of its layers is missing"
         sys.stdout.write(f"never evaluated in {group}: {name!r}: {reason}\n")

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and their parsing."""
+"""Options that several commands share, and their parsing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_command(
     examples: Sequence[str],
     notes: str = "",
 ) -> argparse.ArgumentParser:
-    """Add a verb. Its help shows the description, the options, the examples and the notes, which keep their lines."""
+    """Add a command. Its help shows description, options, examples and notes; examples and notes keep their lines."""
     lines = ["examples:", *(f"  {example}" for example in examples), *(["", notes] if notes else [])]
     return verbs.add_parser(
         name,
@@ -102,7 +102,7 @@ def add_spark(verb: argparse.ArgumentParser) -> None:
 
 def spark_choice(options: argparse.Namespace) -> SparkChoice:
     """The values of `--master` and `--spark-config`."""
-    from unisono.pipeline.session import SparkChoice  # noqa: PLC0415 - only verbs that use Spark pay for it
+    from unisono.pipeline.session import SparkChoice  # noqa: PLC0415 - only commands that use Spark load it
 
     return SparkChoice(options.master, options.spark_config)
 
@@ -113,21 +113,21 @@ def add_tolerance(verb: argparse.ArgumentParser) -> None:
         "--failures", action="store_true", help="tolerate members that crash, join and leave; deliveries may have gaps"
     )
     verb.add_argument(
-        "--fec", metavar="a/b", help="forward error correction: repairs a lost of any b consecutive datagrams"
+        "--fec", metavar="a/b", help="forward error correction: repair up to a losses in any b consecutive datagrams"
     )
     verb.add_argument(
         "--loss-burst",
         type=int,
         default=0,
         metavar="x",
-        help="tolerate x consecutive losses of one sender; lost messages are gaps, so this implies --failures",
+        help="tolerate up to x consecutive losses of one sender; lost messages are gaps, so this implies --failures",
     )
     verb.add_argument(
         "--reliable",
         metavar="ρ/η[/ω[/RULE]]",
-        help="reliable multicast: send everything ρ+1 times, η apart; receivers take over for a silent sender after "
-        "η+ω, such as 4/6ms/2ms; RULE, how receivers save broadcasts, is none, heuristic or counting; "
-        "`demo` also accepts rmcast, which negotiates and adapts all of these",
+        help="reliable multicast, such as 4/6ms/2ms: send everything ρ+1 times, η apart; a receiver that misses the "
+        "next copy for η+ω takes over. RULE is how receivers save broadcasts: none, heuristic or counting. `demo` also "
+        "accepts rmcast, which negotiates and adapts these values",
     )
     verb.add_argument(
         "--processing",
@@ -155,7 +155,7 @@ def parse_reliable(text: str | None) -> Redundancy | None:
     rho, *parts = text.split("/")
     durations, rules = parts[:2], parts[2:]
     if not rho.isdigit() or not durations or len(rules) > 1:
-        raise InvalidOption("--reliable", f"expected ρ/η or ρ/η/ω such as 4/6ms/2ms, not {text!r}")
+        raise InvalidOption("--reliable", f"expected ρ/η, ρ/η/ω or ρ/η/ω/RULE such as 4/6ms/2ms, not {text!r}")
     eta_ns, *omega_ns = [duration_ns(part, "--reliable") for part in durations]
     known: dict[str, Adaptive] = {"none": "none", "heuristic": "heuristic", "counting": "counting"}
     rule = known.get(rules[0]) if rules else "none"

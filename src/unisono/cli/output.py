@@ -1,4 +1,4 @@
-"""Output that several verbs share: JSON on standard output, progress on standard error."""
+"""Output that several commands share: JSON on standard output, progress on standard error."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DELTA_QUANTILE = 0.9999
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "plan",
@@ -44,24 +44,29 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--dependent",
         action="store_true",
-        help="over RMCast, guarantee only what holds for any dependence between delays, for example if hosts stall",
-    )
-    verb.add_argument("--processing", type=duration, default="0ms", help="time that a leader needs for one message (p)")
-    verb.add_argument("--loss", type=float, default=0.0, help="the share of datagrams that the network loses")
-    verb.add_argument(
-        "--loss-burst", type=int, default=0, metavar="x", help="the most consecutive losses of one sender"
+        help="for RMCast, assume that delays may depend on each other in any way, for example because hosts stall",
     )
     verb.add_argument(
-        "--fec", metavar="a/b", help="forward error correction: repairs a lost of any b consecutive datagrams"
+        "--processing", type=duration, default="0ms", help="time that a leader needs for one message (default 0ms)"
+    )
+    verb.add_argument("--loss", type=float, default=0.0, help="share of datagrams that the network loses (default 0)")
+    verb.add_argument(
+        "--loss-burst", type=int, default=0, metavar="x", help="largest number of consecutive losses of one sender"
+    )
+    verb.add_argument(
+        "--fec", metavar="a/b", help="forward error correction: repair up to a losses in any b consecutive datagrams"
     )
     verb.add_argument("--failures", type=int, default=0, metavar="f", help="how many members may crash (default 0)")
-    verb.add_argument("--reliable", action="store_true", help="rule out gaps in the order")
-    verb.add_argument("--priorities", action="store_true", help="urgent messages overtake queued ones, at all members")
+    verb.add_argument("--reliable", action="store_true", help="require an order without gaps")
+    verb.add_argument(
+        "--priorities", action="store_true", help="require that urgent messages overtake queued ones at all members"
+    )
     verb.add_argument(
         "--grades",
         choices=GRADES,
         default="early",
-        help="early: on time; final: after agreement, later and without gaps; both: each message in both grades",
+        help="early: on time; final: later, after agreement, without gaps; both: each message in both grades "
+        "(default early)",
     )
     verb.add_argument("--deadline", type=duration, help="the largest acceptable latency")
     verb.add_argument(
@@ -70,7 +75,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--relative",
         metavar="U/S",
-        help="all members have a message within S of its first delivery, with probability U",
+        help="require that all members have a message within S of its first delivery, with probability U",
     )
     verb.add_argument(
         "--mttf", type=duration, help="mean time until a member crashes, to compute the probability of agreement"
@@ -103,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
             "--reliability", f"expected a probability of at least 0 and less than 1, not {options.reliability}"
         )
     if options.mttf == 0:
-        raise InvalidOption("--mttf", "expected a duration above 0")
+        raise InvalidOption("--mttf", f"expected a duration above 0, not {duration_text(options.mttf)}")
     delta = _delta_ns(options)
     ask = Ask(
         members=options.members,

@@ -1,4 +1,7 @@
-"""Connects the measurement service to a group: runs an SLA reporter process, sends it verdicts, records deliveries."""
+"""Connects the measurement service to a group.
+
+It runs an SLA reporter process, sends it verdicts, and records which verdicts the group has delivered.
+"""
 
 from __future__ import annotations
 

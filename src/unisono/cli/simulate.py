@@ -1,4 +1,4 @@
-"""`unisono simulate`: a scenario file or a swarm of random scenarios in the deterministic simulator."""
+"""`unisono simulate`: run a scenario file or a swarm of random scenarios in the deterministic simulator."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ CheckedRun = tuple[dict[str, Any], dict[str, Verdict]]
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     kinds = "\n".join(f"  {name:<14}{swarm.description}" for name, swarm in SWARMS.items())
     verb = add_command(
         verbs,
         "simulate",
         summary="run a scenario, or a swarm of random ones, in the simulator",
         description="Run a scenario file in the deterministic simulator and check what happened: one order, nothing "
-        "lost, nothing delivered twice, nothing late. The same seed gives the same run, byte for byte. With --seeds, "
-        "every seed of a range runs, and the worst is shown with the command that replays it. With --swarm, each seed "
-        "is a random scenario with random faults.",
+        "lost, nothing delivered twice, nothing late. The same seed gives the same run, byte for byte. --seeds runs "
+        "every seed of a range and shows the worst run, with the command that replays it. With --swarm, each seed is "
+        "another random scenario with random faults.",
         examples=(
             "unisono simulate scenarios/vbr_quickstart.toml",
             "unisono simulate scenarios/vbr_quickstart.toml --seeds 1..50",
@@ -56,7 +56,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         choices=SWARMS,
         metavar="KIND",
         help=f"random scenarios of this kind instead of a file: {', '.join(SWARMS)}; "
-        f"seeds {DEFAULT_SEEDS[0]}..{DEFAULT_SEEDS[-1]} unless --seed or --seeds says otherwise",
+        f"runs seeds {DEFAULT_SEEDS[0]}..{DEFAULT_SEEDS[-1]} without --seed and --seeds",
     )
     verb.add_argument("--seed", type=int, help="run this seed (default: the seed in the scenario file)")
     verb.add_argument("--seeds", metavar="A..B", help="run every seed from A to B")
@@ -68,7 +68,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def run(options: argparse.Namespace) -> int:
     """Simulate, check, print."""
     if (options.scenario is None) == (options.swarm is None):
-        raise InvalidOption("SCENARIO, --swarm", "give either a scenario file or --swarm KIND")
+        raise InvalidOption("SCENARIO, --swarm", "give a scenario file or --swarm KIND, and not both")
     return _run_scenario(options) if options.swarm is None else _run_swarm(options)
 
 

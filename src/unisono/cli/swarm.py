@@ -35,16 +35,16 @@ FINAL_GRACE_NS = 3 * NS_PER_S // 2
 
 
 class SwarmPromise(Enum):
-    """What the scenarios of a swarm promise."""
+    """The checks that count for the verdict of a swarm's runs."""
 
     EVERYTHING = auto()
     """Every check is valid."""
     UNLESS_PAUSED = auto()
     """Every check is valid, except that a paused member may deliver late."""
     SAFETY = auto()
-    """What is delivered is one order, but deliveries may be missing or late."""
+    """Deliveries are in one order, but some may be missing or late."""
     FINAL = auto()
-    """Final deliveries are complete. Early ones are one order, but may be missing or late."""
+    """Final deliveries are complete. Early ones are in one order, but some may be missing or late."""
 
 
 @dataclass(frozen=True, slots=True)

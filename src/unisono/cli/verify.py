@@ -15,14 +15,14 @@ from unisono.cli.output import print_json, progress_reports
 
 
 def add_parser(verbs: Any) -> None:
-    """The command line of this verb."""
+    """Add this command to the command line."""
     verb = add_command(
         verbs,
         "verify",
         summary="check recorded traces of any size, on Spark",
-        description="Check recorded runs: total order, integrity, FIFO, gap freedom, rates, latency. Each violation "
-        "comes with its smallest witness. TRACE is a folder from `demo --out` or `simulate --trace`, or a folder "
-        "that contains several of them.",
+        description="Check recorded runs: total order, integrity, FIFO, gap freedom, rates, latency. Each violated "
+        "check shows a witness: the smallest part of the trace that proves it. TRACE is a folder from `demo --out` or "
+        "`simulate --trace`, or a folder that contains several of them.",
         examples=(
             "unisono verify traces",
             "unisono verify traces --bound 60ms --json",
@@ -46,7 +46,7 @@ def add_parser(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Verify and print; returns the exit status."""
 
-    from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only verbs that use Spark pay for it
+    from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only commands that use Spark load it
     from unisono.pipeline.verify import RunReport, in_process, on_spark, verify  # noqa: PLC0415
 
     reports: list[RunReport]

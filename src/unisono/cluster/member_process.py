@@ -63,7 +63,7 @@ class GradedReplica:
         """By awaited message: the members whose copy of it is final."""
 
     def is_final_from(self, message: bytes, members: AbstractSet[int]) -> bool:
-        """Whether every early delivery is final, and so is this message from each of these members."""
+        """Whether all early deliveries are final, and this message is final from each of these members."""
         return self.replica.pending == 0 and self._final_from[message] >= members
 
     def apply(self, batch: Batch) -> None:
@@ -116,7 +116,7 @@ ROLL_CALL_INTERVAL_S = 0.05
 GATHER_TIMEOUT_S = 20.0
 GOODBYE_TIMEOUT_S = 2.0
 GOODBYE = b"bye"
-"""A member's last message. After delivering it from all members, everything is delivered."""
+"""A member's last message. A member that has delivered the goodbyes of all members has delivered everything."""
 ALL_FINAL = b"done"
 """With both grades, sent after the goodbye once all early deliveries of the member are final. Members stay until this
 message of every member is final; otherwise no majority might be left to agree on the rest."""
@@ -385,7 +385,7 @@ class ScenarioMember:
             if time.monotonic() > give_up_at:
                 heard = {member: sorted(others) for member, others in sorted(self._roll_calls.items())}
                 raise MissingDependency(
-                    f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s; heard by each: {heard}"
+                    f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s; each heard these: {heard}"
                 )
             await group.send(ROLL_CALL_PREFIX + bytes(sorted(m for m in self._roll_calls if m < 256)))
             await asyncio.sleep(ROLL_CALL_INTERVAL_S)
@@ -439,7 +439,7 @@ def staying_members(scenario: Scenario) -> frozenset[int]:
 def timeline(
     scenario: Scenario, member: int, rng: RandomSource, start_delay_ns: int = 0
 ) -> list[tuple[int, tuple[int, ...] | PlannedRateChange | PlannedSlotChange | Leave]]:
-    """What this member does and when, since it started, which is `start_delay_ns` after the group did.
+    """The steps of this member, each with its time since the member's start, `start_delay_ns` after the group's start.
 
     The steps are sends of these sizes, changes of rate or slot, and leaving. Steps before the start belong to an
     earlier incarnation.

@@ -50,9 +50,9 @@ def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
     if scenario.fec is None and not scenario.loss_burst:
         raise InvalidOption(
             "loss",
-            "the order vbr does not tolerate losses here: add --fec a/b, which repairs a lost of any b consecutive "
-            "datagrams, or --loss-burst x, which continues without lost messages (in a scenario: fec, or failures and "
-            "loss_burst, in [group]; or [reliable])",
+            "without further options the order vbr waits forever for a lost message; add --fec a/b, which repairs up "
+            "to a losses in any b consecutive datagrams, or --loss-burst x, which continues without lost messages (in "
+            "a scenario file: fec, or failures and loss_burst, in [group]; or a table [reliable])",
         )
     if scenario.fec is not None and not scenario.failures:
         a, b = scenario.fec
@@ -61,7 +61,7 @@ def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
             raise InvalidOption(
                 "loss",
                 f"{worst} of {b} consecutive datagrams may be lost, but fec = {a}/{b} repairs only {a}, so the order "
-                f"would wait forever: bound the loss (at_most = {a}, of = {b}), or allow for failures",
+                f"would wait forever: bound the loss (at_most = {a}, of = {b}), or set failures = true",
             )
 
 

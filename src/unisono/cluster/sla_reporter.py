@@ -1,7 +1,7 @@
 """The SLA reporter: a process that joins a group and multicasts the verdicts of the measurement service.
 
-It is a process of its own so that it keeps up with the group's slots whatever the service does. It reads lines of JSON:
-first which group to join, then findings. It prints lines of JSON:
+It is a process of its own so that it keeps up with the group's slots while the service is busy. It reads lines of JSON:
+first the group to join, then findings. It prints lines of JSON:
 
     {"kind": "ready", "members": […]}                it has joined the group
     {"kind": "told", "id": …, "slot": …}             all members deliver this verdict, at this slot

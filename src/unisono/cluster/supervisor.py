@@ -112,9 +112,9 @@ class LocalCluster:
         except TimeoutError:
             late = [str(m) for m, node in self.processes.items() if node.process.returncode is None]
             raise MissingDependency(
-                f"member {', '.join(late)} did not {'finish' if self._all_begun.is_set() else 'begin'} within "
-                f"{timeout_s:g} s: it waits for another member, or this "
-                "machine is too busy for this rate; try a longer slot or fewer members"
+                f"these members did not {'finish' if self._all_begun.is_set() else 'begin'} within {timeout_s:g} s: "
+                f"{', '.join(late)}; they wait for another member, or this machine is too busy for this rate; try a "
+                "longer slot or fewer members"
             ) from None
         finally:
             await self._stop_all(watchers)
@@ -168,7 +168,7 @@ class LocalCluster:
             node.process.send_signal(number)
 
     async def _start(self, member: int, configuration: Mapping[str, Any]) -> MemberProcess:
-        """Start a member process. Its standard input stays open: when it closes, the process knows that we are gone."""
+        """Start a member process. Its standard input stays open: the process leaves the group when it closes."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -208,7 +208,7 @@ class LocalCluster:
             self._on_report(member_process.member, report)
 
     def _on_begun(self) -> None:
-        """Note the time when the last of the initial members has begun: schedules count from there."""
+        """Record the time at which the last initial member has begun; schedules are relative to it."""
         first = [
             member for member in self._configurations if self._schedules.get(member, MemberSchedule()).start_s is None
         ]

@@ -55,7 +55,7 @@ def sweep(
     source: str = "",
     published_value: Callable[[Point], float | None] = lambda _: None,
 ) -> Experiment:
-    """An experiment that simulates a scenario; `known` returns the published value of a point."""
+    """An experiment that simulates a scenario; `published_value` returns the published value of a point, if any."""
     base = tomllib.loads(scenario)
     return Experiment(
         name,

@@ -1,7 +1,7 @@
 """Paper 002 §5.2: groups 1 to 5, and Figures 23 and 24, the tables of broadcasts.
 
-The published counts do not follow from the published pseudo-code under any reading (002-1). They are shown beside ours,
-and nothing is fitted to them. The rule `counting` is this project's own.
+The published counts do not follow from the published pseudo-code under any reading (erratum 002-1). They are shown
+beside ours, and nothing is fitted to them. The rule `counting` is this project's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.experiments.tapas_values import (
 
 RULES = ("none", "heuristic", "counting")
 AT_S = 8.0
-"""The S at which the tables show u_S: takeovers have begun but have not reached all members."""
+"""The S at which the tables show u_S: take-overs have begun but have not reached all members."""
 
 
 def point(n: int, rho: int, scenario: str, *, adaptive: str = "none", direct: int = 0, loss: float = LOSS) -> Point:
@@ -114,7 +114,7 @@ TABLES = (
     _table(
         "tapas-group-2",
         "Group 2: broadcasts, ρ = 1, scenario 3",
-        "The originator crashes in the middle of copy 0, which reaches 1, 2 or 5 processes; those carry it on.",
+        "The originator crashes in the middle of copy 0, which reaches 1, 2 or 5 processes; those take over.",
         [point(MEMBERS, 1, DIRECT, direct=direct) for direct in DIRECT_RECEIVERS],
     ),
     _table(

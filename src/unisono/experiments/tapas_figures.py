@@ -50,11 +50,11 @@ TARGETS = (0.8, 0.9, 0.99)
 MANY_CRASHES = (0.2, 0.02)
 """v and β at which failures are frequent enough to be counted."""
 FEW_CRASHES = (0.95e-4, 1e-3)
-"""v and β for which f_n converges to the published value (002-9)."""
+"""v and β for which f_n converges to the published value (erratum 002-9)."""
 
 
 FIRST_RECEIVER, GIVEN_PROCESS = "first receiver", "given process"
-"""Where S starts: at a given process in the formulas, at the first receiver in the paper's curves (002-17)."""
+"""Where S starts: at a given process in the formulas, at the first receiver in the paper's curves (erratum 002-17)."""
 
 
 def _analytic(parameters: Point, curve: str, units: float) -> float:
@@ -204,7 +204,7 @@ FIGURES = (
         "Figure 17: the probability that agreement fails",
         "f_n by group size. The published curve converges to 1e-7, which no simulation can show; so f_n and the "
         "simulated share of failures are also shown where crashes are frequent: β = 0.02 at each send, v = 0.2 "
-        "before each takeover, ρ = 2.",
+        "before each take-over, ρ = 2.",
         tuple({"n": n, "rho": 2} for n in (2, 3, 4, 5, 7, 10, 15, 20, 30)),
         run_failures,
         failure_rows,
@@ -217,10 +217,9 @@ FIGURES = (
     Experiment(
         "tapas-fig22",
         "Figure 22: relative error of the formulas, by group size",
-        "At the time at which a formula reaches 0.8, 0.9 or 0.99, how much more the simulation reaches, relative to "
+        "At the time at which a formula reaches 0.8, 0.9 or 0.99: how much more the simulation reaches, relative to "
         "that; for r_D, and for u_S from a given process and from the first receiver; with 5 % and with 7.5 % loss, "
-        "ρ = 2, no crash. Above zero the formula errs on the safe side. A target that a formula never reaches "
-        "has no time.",
+        "ρ = 2, no crash. Above zero the formula is pessimistic. A target that a formula never reaches has no time.",
         tuple(point(n, 2, NO_CRASH, loss=loss) for loss in (LOSS, 0.075) for n in SIZES),
         run_errors,
         error_rows,

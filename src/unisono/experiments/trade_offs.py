@@ -106,7 +106,7 @@ seconds = 1
 
 
 def _rmcast(rho: int) -> dict[str, Value]:
-    """ρ+1 copies, 6 ms apart; Δ allows for all of them and for those of one takeover."""
+    """ρ+1 copies, 6 ms apart; Δ allows for all of them and for those of one take-over."""
     delta = f"{6 * rho + 8}ms"
     times: dict[str, Value] = {"reliable.eta": "6ms", "reliable.omega": "2ms", "group.delta": delta}
     return {"reliable.rho": rho, **times, "group.loss_burst": None}
@@ -171,10 +171,10 @@ TRADE_OFFS: tuple[Experiment, ...] = (
     sweep(
         "orders-latency",
         "Latency against the bound, every order, over Δ, Γ, Θ and members",
-        "The longest and the mean latency of every order that promises a bound, beside that bound, with delays of "
-        "0 or Δ and clocks at their extremes, which is the worst case: one of Δ, Γ, Θ and the number of "
-        "members is varied at a time. `late` must be 0; the distance between the longest latency and the bound is "
-        "the slack of the bound, and no bound grows with the number of members.",
+        "The longest and the mean latency of every order that promises a bound, beside that bound. Delays are 0 or Δ "
+        "and clocks are at their extremes, which is the worst case. One of Δ, Γ, Θ and the number of members varies "
+        "at a time. `late` must be 0. The difference between the bound and the longest latency is the slack of the "
+        "bound. No bound grows with the number of members.",
         _LATENCY_SCENARIO,
         _orders_points(),
         draw=_draw_orders,
@@ -199,9 +199,9 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "Forward error correction against repetition against RMCast, at equal loss",
         "The question that paper 000 leaves open: what to do about datagrams that the network loses independently, "
         "with 1, 5 and 10 %. Repetition sends a slot's frames twice or three times at once, FEC adds a shares to "
-        "every b-a frames, RMCast sends copies 6 ms apart and lets receivers take over. What stays missing (the "
-        "share delivered is of all messages at all members), the latency with the Δ that each needs, and the frames "
-        "and bytes for each message. Gaps are allowed, so no member waits for a lost message. FEC needs the extra fec.",
+        "every b-a frames, RMCast sends copies 6 ms apart and lets receivers take over. Shown are the share of "
+        "messages delivered, over all members, the latency with the Δ that each needs, and the frames and bytes for "
+        "each message. Gaps are allowed, so no member waits for a lost message. FEC needs unisono[fec].",
         _LOSS_SCENARIO,
         [
             {"remedy": name, **remedy, "fault.0.probability": loss}
@@ -213,11 +213,11 @@ TRADE_OFFS: tuple[Experiment, ...] = (
     sweep(
         "priority-latency",
         "Paper 004, Figure 5: an urgent message among queued ones, by group size",
-        "How long an urgent message takes until a member has consumed it, beside messages of usual priority, whose "
-        "queues it overtakes, for 2 to 8 members with acknowledgments to all and to a coordinator. Consumers take 4 "
-        "ms over a message and one message in five is urgent. The paper measured less than 6 ms for 6 machines on "
-        "an Ethernet into queues of a few messages; the simulated network takes 1 ms on average for each datagram, "
-        "so compare the shape, not the milliseconds.",
+        "How long it takes until a member has consumed an urgent message, which overtakes queued ones, beside messages "
+        "of usual priority; for 2 to 8 members, with acknowledgments to all members and to a coordinator. A consumer "
+        "needs 4 ms per message, and one message in five is urgent. The paper measured less than 6 ms for 6 machines "
+        "on an Ethernet with a few messages in each queue. The simulated network takes 1 ms on average for each "
+        "datagram, so compare the shape of the curves, not the milliseconds.",
         _PRIORITY_SCENARIO,
         [
             {"group.order": order, "group.members": members}
@@ -231,12 +231,13 @@ TRADE_OFFS: tuple[Experiment, ...] = (
     sweep(
         "optimistic-mistakes",
         "Paper 003, §3.2: mistakes of the optimistic delivery against its window w(p)",
-        "Two groups of three that send to both: a message is delivered early when its time stamp is w(p) ago, and "
+        "Two groups of three members send to both groups. A message is delivered early w(p) after its time stamp, and "
         "finally when both groups have agreed. A final delivery is a mistake if its message is not the first of those "
-        "that are early and not final yet; a replica rolls back then. `lost_share` is of those that were not early at "
-        "all. Delays that end at 5 ms, and exponential ones of 1 ms on average, which end nowhere; clocks that agree, "
-        "and that differ by up to 2 ms. With a window above every delay and the clocks' difference there are no "
-        "mistakes; what it costs is the latency of early deliveries, and of final ones, which begin when it ends.",
+        "that are early and not final yet; a replica then rolls back. `lost_share` counts final deliveries whose "
+        "message was not delivered early. Delays are at most 5 ms, or exponential with a mean of 1 ms and no maximum. "
+        "Clocks agree, or differ by up to 2 ms. A window longer than every delay plus the clocks' difference avoids "
+        "all mistakes. It adds to the latency of early deliveries, and of final ones, because agreement starts when "
+        "the window ends.",
         MISTAKES_SCENARIO,
         cross_product({"network.delay": DELAYS, "group.gamma": GAMMAS, "topology.window": WINDOWS}),
         draw=draw_mistakes,

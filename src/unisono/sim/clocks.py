@@ -47,10 +47,12 @@ class DriftingClock:
     phase_ns: int = 0
 
     def __post_init__(self) -> None:
-        # A faster drift would let the clock run backwards on the way down.
+        # With a shorter half period, the clock would run backwards while its offset falls.
         if self.half_period_ns < max(1, 2 * self.amplitude_ns):
             raise InvalidOption(
-                "clocks.sweep", f"{self.half_period_ns} ns is too fast for an amplitude of {self.amplitude_ns} ns"
+                "clocks.sweep",
+                f"expected at least {max(1, 2 * self.amplitude_ns)} ns for an amplitude of {self.amplitude_ns} ns, "
+                f"not {self.half_period_ns} ns",
             )
 
     def local(self, true_ns: int) -> int:
@@ -59,7 +61,7 @@ class DriftingClock:
         return true_ns + 2 * self.amplitude_ns * rise // self.half_period_ns - self.amplitude_ns
 
     def true_at(self, local_ns: int) -> int:
-        # The first guess is wrong by the drift of one correction at most. Bracket the answer from there, then bisect.
+        # The guess assumes that the offset does not change on the way. Bracket the answer from there, then bisect.
         guess = 2 * local_ns - self.local(local_ns)
         step = 1
         if self.local(guess) >= local_ns:
@@ -94,7 +96,7 @@ class SteppedClock:
         """`steps` are pairs (true time, offset from then on), in ascending order of time."""
         self._times = [at for at, _ in steps]
         if self._times != sorted(set(self._times)):
-            raise InvalidOption("clocks.steps", "give the steps in ascending order of time, at most one per instant")
+            raise InvalidOption("clocks.steps", f"expected strictly ascending times, not {[at for at, _ in steps]}")
         self._offsets = [first_offset_ns, *(offset for _, offset in steps)]
         self._floors: list[int] = []
         """The reading just before each step: the clock never shows less afterwards."""

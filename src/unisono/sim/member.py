@@ -40,7 +40,7 @@ from unisono.trace.schema import EventKind
 
 NEVER = 1 << 63
 SUBMIT_BATCH_MESSAGES = 1024
-"""How many waiting messages an application hands to its stack in one call."""
+"""How many waiting messages an application submits in one call."""
 
 
 class Machine(Protocol):
@@ -140,7 +140,7 @@ class SimulatedMember:
         self.incarnation = incarnation
         self.stack = stack
         self.inactive_until_ns = NEVER
-        """Nothing reaches the member before this time: the end of a pause; NEVER if it has not started or has ended."""
+        """The member processes no event before this time: the end of a pause, or NEVER while it is not up."""
         self.accepted = 0
         """How many messages its stack has accepted: the sequence number of the next one."""
         self.delivered = 0
@@ -183,7 +183,7 @@ class SimulatedMember:
         self._flush(now, local, local + 1)
 
     def arrive(self, now: int, data: bytes) -> None:
-        """A datagram arrives. It waits for the end of a pause, and is lost if the member is not up, as with UDP."""
+        """A datagram arrives. If the member is paused, the datagram waits; if the member is not up, it is lost."""
         if now < self.inactive_until_ns:
             if self.up:
                 self._scheduler.schedule_arrival(self.inactive_until_ns, self.arrive, data)

@@ -89,7 +89,8 @@ def delays_from_adversary(adversary: Adversary, sender: int, receiver: int, delt
         delay = adversary(sender, receiver, now, ordinal)
         if not 0 <= delay <= delta_ns:
             raise InvalidOption(
-                "network.adversary", f"chose {delay} ns on {sender}→{receiver}, but 0 to {delta_ns} ns are possible"
+                "network.adversary",
+                f"expected a delay of 0 to {delta_ns} ns, but it chose {delay} ns from member {sender} to {receiver}",
             )
         return delay
 

@@ -3,7 +3,7 @@
 This module adds the network (losses and delays of copies), crashes, and one loop over arrivals and deadlines. There are
 four crash scenarios. Three are those of paper 002 §5.2: no process crashes; the originator crashes after copy 0; the
 originator crashes in the middle of copy 0, which then reaches only a few processes. The fourth is that of Appendix C:
-every process may crash at every send and before every takeover. The loop leaves out copies that their receivers would
+every process may crash at every send and before every take-over. The loop leaves out copies that their receivers would
 ignore: those below `max_recd`, which never falls, unless receivers count copies.
 """
 
@@ -46,7 +46,7 @@ class RmcastCase:
     loss: float
     scenario: CrashScenario = "no crash"
     direct_receivers: int = 0
-    """How many processes copy 0 reaches in scenario 3; none of those copies is lost (002-17)."""
+    """How many processes copy 0 reaches in scenario 3; none of those copies is lost (erratum 002-17)."""
     crash_in_send_probability: float = 0.0
     """β: the probability that a broadcaster crashes after a send to one receiver, in "anybody crashes"."""
     crash_before_takeover_probability: float = 0.0
@@ -54,17 +54,20 @@ class RmcastCase:
 
     def __post_init__(self) -> None:
         if self.members < 2 or self.members * (self.redundancy.rho + 1) > _MEMBER_MASK:
-            raise InvalidOption("members", f"2 to {_MEMBER_MASK} / (ρ+1) are possible, not {self.members}")
+            most = _MEMBER_MASK // (self.redundancy.rho + 1)
+            raise InvalidOption("members", f"expected 2 to {most} for ρ = {self.redundancy.rho}, not {self.members}")
         if not 0 <= self.loss < 1:
-            raise InvalidOption("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
+            raise InvalidOption("loss", f"expected a share of at least 0 and less than 1, not {self.loss}")
         if (self.scenario == "direct receivers") != (0 < self.direct_receivers < self.members):
             raise InvalidOption(
-                "direct", f"1 to {self.members - 1} go with 'direct receivers', not {self.direct_receivers}"
+                "direct",
+                f"expected 1 to {self.members - 1} for the scenario 'direct receivers', else 0; "
+                f"not {self.direct_receivers} for {self.scenario!r}",
             )
         if self.scenario != "anybody crashes" and (
             self.crash_in_send_probability or self.crash_before_takeover_probability
         ):
-            raise InvalidOption("scenario", "β and v go with 'anybody crashes', and only with it")
+            raise InvalidOption("scenario", f"β and v are only for 'anybody crashes', not for {self.scenario!r}")
 
 
 @dataclass(slots=True)
@@ -155,7 +158,7 @@ class RmcastRuns:
             copies = next(self._arrivals)
 
     def _sends_before_crash(self) -> int:
-        """How many receivers a broadcaster serves before it crashes; all of them or more: it does not crash."""
+        """How many sends a broadcaster makes before it crashes; it does not crash if it has no more receivers."""
         if self._case.crash_in_send_probability <= 0:
             return self._case.members
         return int(self._chance.geometric(self._case.crash_in_send_probability))
@@ -225,7 +228,7 @@ class _SingleRun:
         self.broadcasts: list[tuple[int, int]] = []
         """(copy number, broadcaster) of each broadcast; arrivals refer to a broadcast by its index."""
         self._arrivals: list[int] = []
-        """The soonest last. Each is one number: time, index in `broadcasts`, receiver."""
+        """Sorted so that the next arrival is last. Each is one number: time, index in `broadcasts`, receiver."""
         self.alarm_ns = [NEVER] * case.members
         """The time of each process's alarm; _CRASHED, which no alarm can precede, for a crashed process."""
         self._alarms: list[tuple[int, int]] = []
@@ -286,11 +289,11 @@ class _SingleRun:
                 until = (alarms[0][0] + 1) << _TIME_SHIFT
 
     def _on_alarm(self, now: int, process: int) -> int:
-        """Wake a process; the number of the copy that it broadcasts now, negative if it broadcasts none."""
+        """Wake a process. Return the number of the copy that it broadcasts now, or -1 if it broadcasts none."""
         if self.alarm_ns[process] != now:
             return -1
         message = self.messages[process]
-        if message.deadline > now:  # it was put off
+        if message.deadline > now:  # the deadline was postponed
             self.alarm_ns[process] = message.deadline
             if message.deadline < NEVER:
                 heappush(self._alarms, (message.deadline, process))

@@ -44,12 +44,12 @@ from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import RunMeta
 
 DRAIN_DELTAS = 100
-"""After the last message is sent, the run goes on for this many Δ: views change and messages are queued."""
+"""After the last message is sent, the run continues for this many Δ, so that views change and messages are queued."""
 FINAL_DRAIN_NS = 2 * NS_PER_S
-"""After the last message is sent, the run goes on for this time: messages become final."""
+"""After the last message is sent, the run continues for this time, so that messages become final."""
 QUIESCENCE_CHECK_INTERVAL_NS = 10 * NS_PER_MS
 QUIESCENCE_MARGIN_NS = 30 * NS_PER_MS
-"""A quiescent world runs for this time longer, so that datagrams in flight arrive."""
+"""A quiescent world continues for this time, so that datagrams in flight arrive."""
 FIRST_INCARNATION = 1
 """The first incarnation of every simulated member."""
 
@@ -64,10 +64,10 @@ def run(
 ) -> Result:
     """Run a scenario, by default with its own seed.
 
-    Applications send until the scenario's `run_ns`. Then the world runs on for the latency bound, within which all
+    Applications send until the scenario's `run_ns`. Then the world continues for the latency bound, within which all
     accepted messages must be delivered. `check` and `compare_payloads` are those of `World`. If `is_quiescent` says
-    that nothing is left to do, the run stops soon after. It counts as if it had run to its end, so that a missing
-    delivery is missing for good.
+    that nothing is left to do, the run stops soon after. Its result counts as that of a run to the end, so the checkers
+    report every delivery that is missing.
     """
     seed = scenario.seed if seed is None else seed
     try:
@@ -156,10 +156,10 @@ def build_world(
 
 
 def drain_ns(scenario: Scenario) -> int:
-    """How long the run goes on after the latency bound.
+    """How long the run continues after the latency bound.
 
-    In the priority orders until all messages are consumed, with final deliveries until all messages are final, and with
-    several groups for the bound that the scenario states.
+    In the priority orders all messages are consumed in this time, with final deliveries all messages become final. With
+    several groups it is the bound that the scenario states.
     """
     if scenario.multigroup is not None:
         return scenario.expect.bound_ns or 0

@@ -143,7 +143,7 @@ class World:
         self.schedule(at, change, None)
 
     def leave(self, at: int, member: int) -> None:
-        """Let a member leave in order."""
+        """Let a member leave."""
         self.schedule(at, self.members[member].leave, None)
 
     def crash(self, at: int, member: int) -> None:

@@ -48,7 +48,7 @@ class EventRecorder:
         priority: int | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        """The stack accepted messages of these sizes."""
+        """Record that the stack accepted messages of these sizes."""
         slot = self._slot_of(local_ns)
         if slot != self._last_send_slot:
             self._last_send_slot, self._next_send_position = slot, self._member * POSITIONS_PER_SENDER
@@ -66,7 +66,7 @@ class EventRecorder:
         self._next_send_position += len(sizes)
 
     def record_event(self, event: StackEvent, *, real_ns: int, local_ns: int) -> None:
-        """The stack reported this event."""
+        """Record an event that the stack reported."""
         match event:
             case Batch():
                 self._record_batch(event, real_ns, local_ns)
@@ -116,7 +116,7 @@ class EventRecorder:
         self._row(EventKind.VIEW, first_slot, real_ns, local_ns, extras)
 
     def _begin_incarnation(self, event: Rejoining, real_ns: int, local_ns: int) -> None:
-        """The member rejoins by itself: its rows go to the recording of its next incarnation from now on."""
+        """The member rejoins by itself: from now on its rows go to the recording of its next incarnation."""
         if self._recorder.new_incarnation is not None:
             self._row(EventKind.LEAVE, event.final_slot + 1, real_ns, local_ns)
             self._recorder = self._recorder.new_incarnation(event.incarnation)

@@ -13,8 +13,8 @@ delivery never waits for a disk: `put` appends to a bounded queue and returns. I
 the rows, counts them, and says so in the end record.
 
 Reading: `read_trace` reads a whole trace. `layout` lists the files by range of slots without reading rows, and
-`read_range` reads the rows of one range. Damaged files raise `TraceDamaged`: `layout` finds by the same rules as
-`read_trace` what names, end records and footers show, and `read_range` finds the rest.
+`read_range` reads the rows of one range. Damaged files raise `TraceDamaged`. `layout` checks file names, end records
+and footers by the same rules as `read_trace`; `read_range` checks the rows.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class FileStamp:
     def check(self, path: str | os.PathLike[str]) -> None:
         """Raise `TraceDamaged` if the file has changed since."""
         if (now := stamp(path)) != self:
-            raise TraceDamaged(path, f"has changed since it was written: {now.size_bytes} bytes, SHA-256 {now.sha256}")
+            raise TraceDamaged(
+                path,
+                f"has changed since it was written: found {now.size_bytes} bytes with SHA-256 {now.sha256}, "
+                f"expected {self.size_bytes} bytes with SHA-256 {self.sha256}",
+            )
 
 
 Stamps: TypeAlias = Mapping[str, FileStamp]
@@ -264,7 +268,8 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Membe
         check_version(ends[incarnation], ended.get("schema_version"))
         written, dropped = ended.get("rows"), ended.get("dropped")
         if not isinstance(written, int) or not isinstance(dropped, int):
-            raise TraceDamaged(ends[incarnation], "the fields rows and dropped must be numbers")
+            problem = f"the fields rows and dropped must be integers, not {written!r} and {dropped!r}"
+            raise TraceDamaged(ends[incarnation], problem)
         if written != counts.get(incarnation, 0):
             raise TraceDamaged(folder, f"{written} rows were written, but {counts.get(incarnation, 0)} are there")
         logs.append(MemberLog(member, incarnation, closed=True, dropped=dropped))
@@ -293,7 +298,7 @@ def read_stamps(folder: Path) -> dict[str, FileStamp]:
 
 
 def closed_time_range(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """The first and the last `real_ns` of a group's run if the end records of all recordings say so, else None."""
+    """The first and the last `real_ns` of a group's run; None if the end record of some recording does not have it."""
     times: list[tuple[int, int]] = []
     for member in Path(folder).glob("member=*"):
         incarnations = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
@@ -341,9 +346,9 @@ def _read_table(
 ) -> tuple[int, Any]:
     """The schema version and some columns of a file.
 
-    `expected` columns must have the given value in all rows. If `constants` is given, columns that have one value in
-    all rows are added to it and not read; the file's statistics tell which. `names` are those of the present schema. A
-    file of version 1 lacks the columns that `version_1.upgraded` fills from its notes.
+    `names` are column names of the present schema; from a file of version 1 the result lacks the columns that
+    `version_1.upgraded` fills from the notes. `expected` columns must have the given value in all rows. If `constants`
+    is given, columns that have one value in all rows, by the file's statistics, are added to it and not read.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -441,7 +446,7 @@ SUMMARY_COLUMNS = (
     *("priority", "view", "grade", "destinations"),
     *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
 )
-"""The columns that a shard summary reads; the path of the file says the member and the incarnation."""
+"""The columns that a shard summary reads; the path of the file names the member and the incarnation."""
 
 
 TimeRange = tuple[int, int]
@@ -588,15 +593,15 @@ def read_footer(path: Path) -> tuple[int, TimeRange | None]:
 
 
 _TUPLES_AT_ONCE = 2048
-"""The writer converts this many tuples to columns at once; each batch holds the interpreter for well under a slot."""
+"""The writer converts this many tuples to columns at once; that holds the interpreter lock for far less than a slot."""
 
 
 @cache
 def _warm_up() -> None:
     """Write one row to a temporary file.
 
-    At the first write pyarrow loads parts of itself and of numpy. That holds the interpreter for 0.1 s and more, which
-    would add to the latency of a running group.
+    At the first write pyarrow loads parts of itself and of numpy. That holds the interpreter lock for 0.1 s or more,
+    which would add to the latency of a running group.
     """
     extras = Extras(note="warm-up", token="warm-up", members=(1,))
     row: PackedRows = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
@@ -640,7 +645,7 @@ class ParquetWriter:
         self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
         self._flush_s = flush_s
         self._queue: deque[PackedRows] = deque()
-        # One thread writes each counter: the caller writes put and refused, this writer's thread processed and lost.
+        # Only one thread writes each counter: the caller's thread the first two, this writer's thread the other two.
         self._put_rows = self._refused_rows = 0
         self._processed_rows = self._lost_rows = 0
         self._parts: dict[int, list[PackedRows]] = {}

@@ -275,7 +275,7 @@ _LOOK_BACK = 65_536
 BUDGET_BYTES = 32 * 1024 * 1024
 """How many bytes a reader reads at once, over all streams."""
 LEAST_BYTES = 256 * 1024
-"""How many bytes of each stream a reader reads at once at least; a line is far shorter."""
+"""The least number of bytes that a reader reads of each stream at once; a line is far shorter."""
 
 Offsets = Mapping[str, int]
 """How far each stream was read, by path."""

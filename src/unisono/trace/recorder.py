@@ -158,7 +158,7 @@ class Recorder:
         """Record a step of a message into the consumable queue: a RECEIVE or a QUEUE row.
 
         The place counts the member's steps, the index is the number of messages delivered before, and the slot is the
-        message's number in the agreed order. They show the order of events where times cannot. The column `messages`
+        message's number in the agreed order. They show the order of steps at the same time. The column `messages`
         has the target tail of a RECEIVE or the insertion point of a QUEUE. The view of a RECEIVE is the one in which
         the message arrived; it is null if the message came with a state transfer.
         """
@@ -181,8 +181,9 @@ class Recorder:
         """Record an event that concerns the member `subject`, by default this member.
 
         The slot of START is the first whose messages the member has to deliver. The slot of LEAVE and CRASH is the
-        first from which it owes no deliveries. A GAP names the sender and the slot of which this member went on
-        without the rest. The `extras` are the columns that this kind of row has (`trace.schema`).
+        first whose messages it need not deliver. A GAP names a sender and a slot: this member continued without the
+        rest of the sender's messages in that slot. The `extras` are the columns that this kind of row has
+        (`trace.schema`).
         """
         if kind in MESSAGE_KINDS:
             raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
@@ -208,7 +209,7 @@ def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] =
     """The extras of a VIEW row: the members from its slot on, and for agreed views their incarnations."""
     listed = tuple(incarnations)
     if listed and len(listed) != len(members):
-        raise ValueError(f"{len(members)} members need as many incarnations, not {len(listed)}")
+        raise ValueError(f"expected one incarnation for each of the {len(members)} members, not {len(listed)}")
     return Extras(view=view, members=tuple(members), member_incarnations=listed or None)
 
 

@@ -5,9 +5,9 @@ pyarrow; the Arrow form of the columns is in `trace.arrow`.
 
 Columns. `run`, `group`, `member` and `recorder_incarnation` say where a row was recorded. `sender`,
 `sender_incarnation` and `sequence` name the message; START, LEAVE, CRASH and GAP rows have the member concerned in
-`sender` and `sender_incarnation`. A message's key in the order is (`slot`, `place`). The key must be a function of the
-message, the same at every member regardless of what that member missed; a running count of one member's deliveries is
-not a place. In the priority order all members consume the same sequence, and `slot` is the message's number in it.
+`sender` and `sender_incarnation`. A message's key in the order is (`slot`, `place`). Every member must record the same
+key for a message, even if it missed other messages; so `place` cannot be a member's own count of its deliveries. In the
+priority order all members consume the same sequence, and `slot` is the message's number in it.
 
 RECEIVE and QUEUE rows are the steps of a message into the consumable queue of the priority order. Their `place` counts
 the member's steps, `index` is the number of messages delivered before, and `slot` is the message's number in the order.
@@ -63,9 +63,9 @@ class EventKind(Enum):
     QUEUE = "queue"
     """A member put a message into its consumable queue; `messages` names the insertion point."""
     REPAIR = "repair"
-    """A member recovered a message that it had gone on without. This closes the GAP row of the sender and slot."""
+    """A member recovered a message that it had continued without. This closes the GAP row of the sender and slot."""
     LATE = "late"
-    """A message arrived after the member had gone on without it, and was not delivered."""
+    """A message arrived after the member had continued without it, and was not delivered."""
     INVOKE = "invoke"
     """A client called an operation on a replicated object."""
     RESPOND = "respond"
@@ -138,7 +138,7 @@ class TraceDamaged(UnisonoError, ValueError):
         self.problem = problem
 
     def __reduce__(self) -> tuple[type[TraceDamaged], tuple[str, str]]:
-        """Spark workers send this error to the driver."""
+        """Make this error picklable: Spark workers send it to the driver."""
         return TraceDamaged, (self.where, self.problem)
 
 

@@ -211,7 +211,7 @@ def expand_rows(member: int, recorder_incarnation: int, packed_rows: Sequence[Pa
         first = spread(values)
         return np.where(first < 0, ABSENT, first + offset)
 
-    # A column that no row has stays one value.
+    # A column that is null in all rows stays one value.
     fields_of = zip_longest(*(extra or () for extra in extras)) if any(extras) else ()
     of_extras = {name: values for name, values in zip(Extras._fields, fields_of, strict=False) if set(values) != _NONE}
     columns: dict[str, Any] = {
@@ -292,7 +292,7 @@ def _per_row(values: Sequence[Numbers], counts: Ints) -> Ints:
     each = chain.from_iterable(repeat(v, n) if isinstance(v, int) else v for v, n in sized)
     flat = np.fromiter(each, dtype=np.int64)
     if len(flat) != int(counts.sum()):
-        raise ValueError("the recorder was given more or fewer sizes or times than messages")
+        raise ValueError(f"expected one size and one time for each of {counts.sum()} messages, not {len(flat)}")
     return flat
 
 

@@ -29,7 +29,7 @@ class WriterThread:
             empty = self._work(last)
 
     def stop(self) -> bool:
-        """Wait until all queued rows are stored. Returns False if the thread was stopped before."""
+        """Stop after storing all queued rows, and wait for that. Returns False if the thread was already stopped."""
         if self.stopped:
             return False
         self.stopped = True

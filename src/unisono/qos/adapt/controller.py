@@ -5,14 +5,14 @@ Three parts, from bottom to top:
 - A *mechanism* (`RedundancyMechanism`, `FecMechanism`, `SlotLengthMechanism`) knows the settings of one layer: whether
   a setting keeps the promise on an estimated network, what it costs, and what can be guaranteed if no setting keeps it.
   Settings are few and far apart, so small changes of an estimate change nothing.
-- A `Controller` looks at one estimate per period and chooses a setting of one mechanism. It raises as soon as the
-  current setting would surely not keep the promise, to a setting with some margin. It lowers only after many periods in
-  which a cheaper setting would have been enough with that margin; if lowering was too early, it waits twice as long the
-  next time. The margin lies between raising and lowering, so an estimate that wavers does not make the setting swing.
+- A `Controller` looks at one estimate per period and chooses a setting of one mechanism. It raises the setting as soon
+  as the current one would surely break the promise, and adds a margin. It lowers the setting only after many periods in
+  which a cheaper one would have been enough with that margin. If lowering was too early, it waits twice as long the
+  next time. Because of the margin, an estimate that varies a little does not move the setting up and down.
 - An `Adapter` does this for one member and combines the requests of all members. Each member requests the settings that
   its incoming links need. Requests are ordered in the group's slots, so all members apply each one from the same slot
-  on, and use the strongest of all requests. No member can lower what another needs. For a departed member, the others
-  withdraw its request in the same way.
+  on. The strongest request wins, so no member can weaken the settings that another one needs. The remaining members
+  withdraw the request of a departed member in the same way.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RedundancyMechanism:
         return meets(Requirement(self.promise), self._environment(estimate), setting)
 
     def _copies_suffice(self, rho: int, estimate: Estimate) -> bool:
-        """Whether ρ+1 copies are enough against losses, without a time limit (002-11)."""
+        """Whether ρ+1 copies are enough against losses, without a time limit (erratum 002-11)."""
         reached: float = (1 - estimate.loss ** (rho + 1)) ** (self.members - 1)
         return reached >= self.promise.share
 
@@ -102,12 +102,12 @@ class RedundancyMechanism:
         return setting.rho + 1
 
     def settings(self, estimate: Estimate | None = None) -> Iterator[Redundancy]:
-        """Fewest copies first, then the longest η, which causes the fewest unnecessary takeovers.
+        """Fewest copies first, then the longest η, which causes the fewest unnecessary take-overs.
 
-        Copies protect against losses. r_D assumes independent delays, so by r_D more and faster copies would also beat
-        long delays; in reality copies wait in the same queue and make it longer. So with an estimate, there are no more
-        copies than its losses need, and receivers wait for the next copy at least as long as delays vary; otherwise
-        they would take over for messages that are only late.
+        Copies protect against losses. The formula r_D assumes independent delays, so it predicts that more and faster
+        copies also help against long delays. In reality copies wait in the same queue and make it longer. An estimate
+        therefore limits the settings: no more copies than its losses need, and η + ω no shorter than the spread of its
+        delays, because receivers would otherwise take over messages that are only late.
         """
         fixed, rho_most, delay_spread_ns = self.declared, self.rho_most, 0
         if estimate is not None:
@@ -128,7 +128,7 @@ class RedundancyMechanism:
                     yield Redundancy(rho, eta_ns, int(self.omega_per_eta * eta_ns))
 
     def best(self, estimate: Estimate) -> Redundancy:
-        """The setting that most often reaches all members in time; among about equally good ones, the cheapest."""
+        """The setting that reaches all members in time most often; of settings within a decibel, the cheapest."""
         network, within_ns = NetworkModel(estimate.delay_model, estimate.loss), self.promise.within_ns or FOREVER_NS
 
         def decibels(setting: Redundancy) -> float:
@@ -148,7 +148,7 @@ class RedundancyMechanism:
 
 @dataclass(frozen=True, slots=True)
 class FecMechanism:
-    """The number of redundant shares a of forward error correction; the promise: few enough frames stay lost."""
+    """The number a of redundant shares in forward error correction; the promise limits the frames that stay lost."""
 
     originals: int
     residual_loss_max: float
@@ -256,7 +256,7 @@ class Controller(Generic[Setting]):
     def step(
         self, estimate: Estimate, promise_broken: bool = False
     ) -> SettingChange[Setting] | CannotHold[Setting] | None:
-        """Process the estimate of one period. `promise_broken`: a broken promise was measured, whatever is computed."""
+        """Process the estimate of one period. `promise_broken` means that measurements show a broken promise."""
         self._periods_unchanged += 1
         if (
             self._periods_unchanged >= HALVE_WAIT_AFTER_WAITS * self._lower_after_periods
@@ -279,7 +279,7 @@ class Controller(Generic[Setting]):
         mechanism = self.mechanism
         wanted = cheapest(mechanism, estimate.with_margin(self._hysteresis.margin)) or cheapest(mechanism, estimate)
         if promise_broken and wanted is not None and mechanism.cost(wanted) <= mechanism.cost(self.current):
-            # By the formulas the current setting is enough, but measurements disagree: go one step further.
+            # The formulas say that the current setting is enough, but measurements disagree: use a stronger one.
             stronger = (s for s in mechanism.settings() if mechanism.cost(s) > mechanism.cost(self.current))
             wanted = next((s for s in stronger if mechanism.keeps_promise(s, estimate)), None)
         if wanted is None:
@@ -293,7 +293,7 @@ class Controller(Generic[Setting]):
         return self._changed(wanted, raised=True, reason=_describe(estimate))
 
     def _cannot_hold(self, estimate: Estimate) -> CannotHold[Setting] | None:
-        """Report once that no setting keeps the promise, until it has been kept again for a while."""
+        """Report that no setting keeps the promise: once, until the promise has been kept again for a while."""
         best = self.mechanism.best(estimate)
         if self.mechanism.cost(best) < self.mechanism.cost(self.current):
             best = self.current  # a weaker setting is never closer to the promise
@@ -316,7 +316,7 @@ class Controller(Generic[Setting]):
         worst = estimate if self._worst_estimate is None else self._worst_estimate.worst_of(estimate)
         wanted = cheapest(self.mechanism, worst.with_margin(self._hysteresis.margin))
         if wanted is None or self.mechanism.cost(wanted) >= self.mechanism.cost(self.current):
-            # The calm periods may have been the quiet phase of an alternating network: start over.
+            # The network may alternate between good and bad phases: count the good periods from zero again.
             self._periods_calm, self._worst_estimate = 0, None
             return None
         self._periods_calm, self._worst_estimate = self._periods_calm + 1, worst
@@ -399,7 +399,7 @@ class Adapter:
             return "rmcast", redundancy, policy.reliable
         if setting == "fec":
             if policy.fec is None:
-                raise slas.error("adaptation.knobs", "this stack has no fec layer")
+                raise slas.error("adaptation.knobs", "fec is a setting of the fec layer, which this stack does not use")
             a, b = policy.fec
             return "fec", FecMechanism(b - a, 1 - slas.reliability, max(policy.fec_most, a)), policy.fec
         promises = [sla for sla in self._slas if sla.metric == "latency"]
@@ -412,7 +412,7 @@ class Adapter:
     # -- requests of this member -----------------------------------------------------------------------------
 
     def on_violation(self, layer: str) -> Callable[[object], None]:
-        """A listener that records, for a layer, that a promise was broken."""
+        """A listener for violations, which counts each one as a promise broken by `layer`."""
 
         def record(event: object) -> None:
             if isinstance(event, SlaViolation):
@@ -435,7 +435,7 @@ class Adapter:
         events: list[Violation | Notice] = []
         before = self.own_request()
         for layer, controller in self._controllers.items():
-            # The estimate covers broken promises of the network, but not those of the layer itself.
+            # The estimate already shows when the network breaks an SLA. Only an SLA of this layer adds information.
             has_own_sla = any(sla.provider == layer for sla in self._slas)
             before_step = controller.current
             wanted = controller.step(estimate, promise_broken=has_own_sla and layer in self._broken_layers)
@@ -482,7 +482,7 @@ class Adapter:
         return self._ever_changed or self.in_force != self.declared
 
     def on_request(self, sender: int, request: Settings) -> Settings | None:
-        """All members have this request now: the new settings of the group, or None if they stay the same."""
+        """Add a request that all members have now. Return the group's new settings, or None if they stay the same."""
         self._requests[sender] = request
         settings = strongest(self._requests.values())
         if settings == self.in_force:
@@ -503,7 +503,7 @@ class Adapter:
         return member in self._departed_since_ns
 
     def departed_with_request(self, now: int) -> list[int]:
-        """Departed members whose request still counts: a remaining member has to withdraw it.
+        """Departed members whose request still counts and is to be withdrawn.
 
         If members may fail, a departed member may be back soon, so its request stays for a while.
         """

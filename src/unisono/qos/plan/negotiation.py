@@ -25,7 +25,7 @@ RHO_MOST = 8
 ALPHA = 0.99
 """Probability that η exceeds the time of one transmission; the value that the paper uses."""
 OMEGA_MOST_ETAS = 4
-"""ω is at most this many η: a later takeover would come too late to be useful."""
+"""ω is at most this many η: a later take-over would come too late to be useful."""
 
 DELAY_FACTOR_MAX = 1000
 """Largest slow-down of the network to consider."""
@@ -122,7 +122,7 @@ class Environment:
     network: NetworkModel
     crashes: CrashModel | None = None
     rho_most: int = RHO_MOST
-    """How many times a message may be repeated at most."""
+    """The largest ρ to try."""
 
     def __post_init__(self) -> None:
         if self.members < 2:
@@ -207,7 +207,7 @@ def negotiate(
     redundancy, broadcasts = found
     if asked.relative is None and not asked.agreement:
         # r_D relies on the sender alone, so receivers may wait longer and count copies, which only saves broadcasts.
-        # u_S and f_n rely on takeovers after η+ω, so there the time-outs stay as they are.
+        # u_S and f_n rely on take-overs after η+ω, so there the time-outs stay as they are.
         redundancy = replace(redundancy, adaptive="counting")
     worst = worst_network_for(asked, environment, redundancy)
     at_rmcast = guarantee_of(environment, redundancy, asked)
@@ -335,7 +335,10 @@ def _cheapest(requirement: Requirement, environment: Environment) -> tuple[Redun
 
 def _agreement_probability(environment: Environment, redundancy: Redundancy) -> float:
     if environment.crashes is None:
-        raise InvalidOption("agreement", "needs a model of crashes: give the mean time to failure and β")
+        raise InvalidOption(
+            "agreement",
+            "needs a model of crashes: give the mean time to failure and β, the probability of a crash at each send",
+        )
     v = environment.crashes.before_takeover(redundancy)
     return 1 - agreement_failure_extended(
         environment.members, environment.network.loss, v, environment.crashes.crash_in_broadcast

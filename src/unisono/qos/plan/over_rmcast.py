@@ -2,7 +2,7 @@
 
 An order relies on a hard Δ. Over RMCast, Δ is a quantile: a multicast reaches all members within D with probability
 r_D. Downwards, the deadline minus the time that the order itself takes is the D required of RMCast, with the required
-reliability as R. Upwards, the D that RMCast guarantees takes the place of Δ in the order's bound.
+reliability as R. Upwards, the D that RMCast guarantees replaces Δ in the order's bound.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReliabilityRequirement:
 
 @dataclass(frozen=True, slots=True)
 class OrderQos:
-    """An order as a layer of the negotiation; a message is in time if `hops` multicasts are."""
+    """An order as a layer of the negotiation. A message is on time if the `hops` multicasts that it needs are."""
 
     name: str
     offer: OfferFunction
@@ -101,7 +101,7 @@ def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tu
         raise AssertionError("negotiation of a share returned no time in which it is reached")
     setting, cost = answer.redundancy, answer.expected_broadcasts
     left_out = ask.loss ** (setting.rho + 1)
-    # An order that retransmits is late after a loss, which r_D already counts; an order that waits stops for good.
+    # After a loss, an order that retransmits is late, which r_D already counts. Other orders wait forever.
     loss = 0.0 if layer.resends else left_out
     offer = layer.offer(replace(layer.ask, timing=replace(ask.timing, delta_ns=latency.within_ns), loss=loss))
     average, burst = offer.avg_rate * cost, offer.max_burst * (2 * setting.rho + 1)
@@ -109,7 +109,7 @@ def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tu
     why = (
         f"Δ = {duration_text(latency.within_ns)}, the D at which r_D reaches {latency.share:.6g}",
         f"each datagram is broadcast {cost:.3g} times, {senders}: {offer.avg_rate:g}/s × {cost:.3g} = {average:.6g}/s",
-        f"burst {offer.max_burst} × (2ρ+1) = {burst}: copies from ρ earlier slots may coincide; takeovers come on top",
+        f"burst {offer.max_burst} × (2ρ+1) = {burst}: copies from ρ earlier slots may coincide; take-overs add to this",
     )
     return replace(
         offer,

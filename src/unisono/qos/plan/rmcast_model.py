@@ -2,11 +2,11 @@
 
 Three questions, for a group of n members, a network and a setting (ρ, η, ω):
 
-- How likely do all members get a message in time? Equations (1)-(11). r_D is the probability that all have it within D
-  of the call, u_S that all others have it within S of the first delivery. Both are pessimistic: r_D relies on the
-  originator alone, u_S on the originator and one receiver.
+- How likely is it that all members get a message in time? Equations (1)-(11). r_D is the probability that all have it
+  within D of the call, u_S that all others have it within S of the first delivery. Both are pessimistic: r_D relies on
+  the originator alone, u_S on the originator and one receiver.
 - How many broadcasts does one multicast cost? `expected_broadcasts`, an estimate; the paper only simulates this.
-- How likely does agreement fail because processes crash? f_n, equations (12) and (13).
+- How likely is it that agreement fails because processes crash? f_n, equations (12) and (13).
 
 The formulas hold for any delay distribution; (2) is (1) for the exponential one. Errata: (6) is 1 at k = ρ by
 definition and (8) is the minimum over all k (002-4); (5) has k+1 factors (002-5); comparisons are ≥ (002-6); r_D has a
@@ -28,7 +28,7 @@ from unisono.model.delays import DelayModel
 from unisono.model.policy import Redundancy
 
 FOREVER_NS = 2**62
-"""An ω that stands for no takeover at all."""
+"""An ω that stands for no take-over at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,17 @@ def reach_probability(members: int, network: NetworkModel, redundancy: Redundanc
 
 
 def reach_probability_limit(members: int, network: NetworkModel, redundancy: Redundancy) -> float:
-    """The limit of r_D as D grows: (1 - q^(ρ+1))^(n-1) (002-11)."""
+    """The limit of r_D as D grows: (1 - q^(ρ+1))^(n-1) (erratum 002-11)."""
     return all_reached_probability(network, members - 1, network.loss ** (redundancy.rho + 1))
 
 
 def miss_probability_of_started(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
-    """(5): g_k(S), that a process has none of copies 0 to k by t+S, when another process got copy k at t."""
+    """(5): g_k(S), the probability that a process has none of copies 0 to k at t+S if another got copy k at t."""
     return none_arrived_probability(network, _since_started(redundancy, k, s_ns))
 
 
 def miss_probability_of_takeover(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
-    """(6): that a process gets no copy of a takeover by the receiver of copy k; ζ is taken as η."""
+    """(6): the probability that a process gets no copy of a take-over by the receiver of copy k, with ζ = η."""
     return none_arrived_probability(network, _since_takeover(redundancy, k, s_ns))
 
 
@@ -107,7 +107,7 @@ def _since_started(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
 
 
 def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
-    """How long the copies of a takeover after copy k have been travelling; no takeover follows the last copy."""
+    """How long the copies of a take-over after copy k have been travelling; no take-over follows the last copy."""
     if k == redundancy.rho:
         return []
     return [s_ns - (m + 1) * redundancy.eta_ns - redundancy.omega_ns for m in range(1, redundancy.rho - k + 2)]
@@ -116,7 +116,7 @@ def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
 def reach_probability_after_copy(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int
 ) -> float:
-    """(7): u_k(S), that all others have the message within S after a given process got copy k."""
+    """(7): u_k(S), the probability that all others have the message within S after a given process got copy k."""
     neither = none_arrived_probability(
         network, _since_started(redundancy, k, s_ns) + _since_takeover(redundancy, k, s_ns)
     )
@@ -171,7 +171,7 @@ def shortest_s(members: int, network: NetworkModel, redundancy: Redundancy, shar
 
 
 def largest_where(holds: Callable[[int], bool], up_to: int) -> int | None:
-    """The largest integer from 0 to `up_to` for which `holds`, which is true up to some point; None if never."""
+    """The largest integer from 0 to `up_to` for which `holds`, true up to some point; None if there is none."""
     if not holds(0):
         return None
     low, high = 0, up_to + 1
@@ -202,10 +202,9 @@ _TAIL = 0.999
 def expected_broadcasts(members: int, network: NetworkModel, redundancy: Redundancy) -> float:
     """The expected number of broadcasts of one multicast when no process crashes: an estimate to compare settings.
 
-    It counts the originator's ρ+1 copies and the takeovers after each copy but the last. The receivers of copy k act as
-    a crowd: each takes over at δ + η + ω + ζ unless a later copy of the originator arrives first, and each takeover
-    stops the receivers that it reaches in time. Takeovers that answer takeovers are left out. docs/negotiation.md
-    compares the estimate with simulated counts.
+    It counts the originator's ρ+1 copies and the take-overs after each copy but the last. Each receiver of copy k takes
+    over at δ + η + ω + ζ, unless a later copy of the originator or another take-over reaches it first. Take-overs that
+    follow from take-overs are left out. docs/negotiation.md compares the estimate with simulated counts.
     """
     own = redundancy.rho + 1
     if members <= 2 or redundancy.rho == 0:
@@ -214,7 +213,7 @@ def expected_broadcasts(members: int, network: NetworkModel, redundancy: Redunda
 
 
 def _takeovers(members: int, network: NetworkModel, redundancy: Redundancy, k: int) -> float:
-    """Takeovers after copy k: λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds), summed over time."""
+    """Take-overs after copy k: λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds), summed over time."""
     eta, start = redundancy.eta_ns, redundancy.eta_ns + redundancy.omega_ns
     step = max(eta // _STEPS_PER_ETA, 1)
     count = (eta + network.delay.quantile(_TAIL)) // step + 1
@@ -260,8 +259,8 @@ def crash_within(tau_ns: int, mttf_ns: int) -> float:
 def agreement_failure(members: int, loss: float, v: float, beta: float) -> float:
     """(13): f_n, the probability that agreement fails, counting at most one survivor among the j receivers.
 
-    The recursion starts from f_1 = f_2 = 0 (002-7). Losses without a crash are not part of f_n: they are the difference
-    between 1 and `reach_probability_limit` (002-10).
+    The recursion starts from f_1 = f_2 = 0 (erratum 002-7). Losses without a crash are not part of f_n: they are the
+    difference between 1 and `reach_probability_limit` (erratum 002-10).
     """
 
     def after(j: int, n: int, f: Callable[[int], float]) -> float:
@@ -271,7 +270,7 @@ def agreement_failure(members: int, loss: float, v: float, beta: float) -> float
 
 
 def agreement_failure_extended(members: int, loss: float, v: float, beta: float) -> float:
-    """The extended f_n: any number m of the j receivers survives, and all m must fail for agreement to fail (002-8)."""
+    """The extended f_n (erratum 002-8): m of the j receivers survive, and agreement fails only if all m fail."""
 
     def after(j: int, n: int, f: Callable[[int], float]) -> float:
         survive = sum(comb(j, m) * (1 - v) ** m * v ** (j - m) * f(n - 1 - j + m) ** m for m in range(1, j + 1))

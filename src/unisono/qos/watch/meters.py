@@ -5,8 +5,8 @@ application, the order, the services below the order, and the network. `Monitor`
 windows of the member's own clock. Windows start at multiples of their length, so all members' windows have the same
 numbers. `close_window` returns a finished window as metric rows.
 
-Two meters measure loss. `LinkMeter` reads the serial numbers of datagrams and so measures the network, whatever the
-layers above repair. `FrameMeter` reads the order's frame numbers and so measures the loss that remains after repair.
+Two meters measure loss. `LinkMeter` reads the serial numbers of datagrams, so it measures the loss of the network
+before any repair. `FrameMeter` reads the order's frame numbers, so it measures the loss that remains after repair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_SERIAL = -1
 _ALL_SEEN = (1 << REORDER_WINDOW) - 1
 _HALF = SERIAL_MAX // 2
 _ROUNDS = bytes(range(1, SERIAL_MAX + 1)) * 3
-"""Consecutive serials, longer than one read of datagrams from any start in the first round."""
+"""Three rounds of serials: long enough to compare one read of datagrams with, from any start in the first round."""
 
 Collector: TypeAlias = tuple[str, Side, int]
 """The collecting layer, its side, and the link that the metric is about."""
@@ -55,9 +55,9 @@ Collector: TypeAlias = tuple[str, Side, int]
 class LinkMeter:
     """The link from one peer, in one of the peer's incarnations: loss, bursts, delay, jitter, reordering, silence.
 
-    Loss is read off the serial numbers of datagrams to all members. Serials repeat after 255, so a longer outage counts
-    modulo 255 and shows as `silence`. Jitter follows RFC 3550: a running mean over 16 datagrams of the change in
-    transit time.
+    Loss follows from the serial numbers of datagrams to all members. Serials repeat after 255, so the losses of a
+    longer outage are counted modulo 255; such an outage shows as `silence`. Jitter follows RFC 3550: a running mean
+    over 16 datagrams of the change in transit time.
 
     Nearly all datagrams arrive in sequence. For those the caller only compares `next_serial` and assigns `next_serial`,
     `in_sequence` and `newest_sent_ns`, without a call. All other datagrams go through `on_datagram`.
@@ -147,9 +147,9 @@ class LinkMeter:
         return self._counted + self.in_sequence
 
     def record_timing(self, now: int, sent_ns: int) -> None:
-        """Time one datagram: every end-of-slot mark, which arrive at even intervals, and some others.
+        """Time one datagram. The caller chooses all end-of-slot marks, which arrive at even intervals, and some others.
 
-        Timings are processed in batches, which costs less than half.
+        Timings are processed in batches, which takes less than half the time.
         """
         timed = self._timed
         timed.append((now, sent_ns))
@@ -208,7 +208,7 @@ class LinkMeter:
             self.reordered += 1
 
     def _advance(self, steps: int) -> None:
-        """Move the newest serial forward: datagrams that leave the reordering window arrived or are lost."""
+        """Move the newest serial forward; datagrams that leave the reordering window unseen count as lost."""
         within = min(steps, REORDER_WINDOW)
         self._counted += steps
         missing = ~self._seen_mask & _ALL_SEEN & ~(_ALL_SEEN >> within)
@@ -238,8 +238,8 @@ class FrameMeter:
 
     Each slot of each member has frames numbered from 0 and closes with an end-of-slot mark, so the mark tells how many
     frames the slot has, and slot numbers tell how many marks there are. If the mark of a slot is lost, at least the
-    mark is missing. A slot is counted when COUNT_LAG_SLOTS later slots have begun: a reliable service has repaired by
-    then what it can.
+    mark is missing. A slot is counted when COUNT_LAG_SLOTS later slots have begun; a reliable service has finished its
+    repairs by then.
     """
 
     __slots__ = ("_counted_until", "_due", "_incarnation", "_missing", "_newest", "_open_slots")
@@ -248,7 +248,7 @@ class FrameMeter:
         self._incarnation = -1
         self._newest = self._counted_until = -1
         self._open_slots: dict[int, tuple[int, int]] = {}
-        """By slot: how many frames arrived, and how many are due: exactly if the mark arrived, else at least."""
+        """By slot: how many frames arrived, and how many are due (a lower bound until the mark arrives)."""
         self._due = self._missing = 0
 
     def on_frame(self, frame: Frame) -> None:
@@ -263,7 +263,7 @@ class FrameMeter:
         if slot <= self._counted_until:
             return
         arrived, due = self._open_slots.get(slot, (0, 1))
-        # At least one more frame follows a frame that is not a mark.
+        # A frame without a mark is followed by at least one more.
         self._open_slots[slot] = arrived + 1, max(due, frame.number + (1 if frame.flags & END_OF_SLOT else 2))
         if slot > self._newest:
             self._newest = slot
@@ -435,7 +435,7 @@ class Monitor:
         """A datagram arrived from the network."""
         link = self._links.get(frame.sender)
         if link is not None and link.next_serial == serial and link.incarnation == frame.incarnation:
-            # In sequence, as nearly all are. This is the hot path of collecting, so it calls nothing.
+            # Nearly all datagrams are in sequence. This is the hot path of collecting, so it makes no calls.
             link.in_sequence += 1
             link.next_serial = serial % SERIAL_MAX + 1
             link.newest_sent_ns = frame.sent_ns

@@ -1,4 +1,4 @@
-"""QoS management of one member's stack: measure, evaluate agreements, report violations, adapt (paper 002 §2.4, §4.2).
+"""QoS management of one member's stack: measure, evaluate SLAs, report violations, adapt (paper 002 §2.4, §4.2).
 
 This is the paper's measurement service, its evaluation and violation detection service and its event channels, in one
 process and without a broker. The stack calls the observer for everything that crosses a layer boundary and wakes it at
@@ -45,7 +45,7 @@ REPEAT_INTERVAL_NS = 3_000_000_000
 """Repeat requests at this interval: where gaps are possible, a member may have missed one."""
 
 REPEATS = 3
-"""How many times to repeat a verdict about the whole group, for the same reason."""
+"""How many times to repeat a verdict about the whole group, because a member may have missed it."""
 VERDICTS_REMEMBERED_MAX = 1024
 """Remember the ids of this many verdicts, to ignore repetitions."""
 
@@ -82,9 +82,9 @@ class QosObserver:
         slas: SlaSet | None = None,
         stack: AdaptableStack | None = None,
     ) -> None:
-        """`layers` are the stack's order and services; `stack` is adapted if the agreements ask for it.
+        """`layers` are the stack's order and services; `stack` is adapted if `slas` names settings to adapt.
 
-        Raises SlaError for agreements that cannot be evaluated here and settings that cannot be adapted here.
+        Raises SlaError for an SLA that this stack cannot evaluate and a setting that it cannot adapt.
         """
         self.events: list[StackEvent] = []
         self.due = 0
@@ -108,7 +108,7 @@ class QosObserver:
         self._evaluated_by_members = slas is None or slas.evaluated_by_members
         self._verdicts_seen: dict[str, None] = {}
         self._announced: dict[str, tuple[SlaVerdict, int]] = {}
-        """By agreement: the last verdict that this member announced to the group, and how often to repeat it."""
+        """By SLA: the last verdict that this member announced to the group, and how often to repeat it."""
         self.adapter = None
         if slas is not None and slas.adaptable_settings:
             self.adapter = Adapter(policy, slas, agreed, self.monitor.layer_names[-2])
@@ -133,7 +133,7 @@ class QosObserver:
                     self._repeat_own_request = True
 
     def _check_sla(self, slas: SlaSet, number: int) -> Sla:
-        """The agreement with `order` replaced by the order's name; SlaError for unknown layers, links and metrics."""
+        """The SLA with `order` replaced by the order's name; raises SlaError for unknown layers, links and metrics."""
         layers, sla = self.monitor.layer_names, slas.slas[number]
         order = {"order": layers[1]}
         provider, consumer = order.get(sla.provider, sla.provider), order.get(sla.consumer, sla.consumer)
@@ -150,10 +150,10 @@ class QosObserver:
         for layer in sla.informs:
             if layer not in {*layers, "order"}:
                 raise error("informs", f"there is no layer {layer} in this stack; its layers are {', '.join(layers)}")
-        strangers = sorted(set(sla.links).difference(self._members))
-        if strangers:
+        unknown_members = sorted(set(sla.links).difference(self._members))
+        if unknown_members:
             members = ", ".join(map(str, self._members))
-            raise error("links", f"there is no member {strangers[0]} in this group; its members are {members}")
+            raise error("links", f"there is no member {unknown_members[0]} in this group; its members are {members}")
         agreed = replace(sla, provider=provider, consumer=consumer)
         if not self.monitor.collects(*collector_of(agreed), agreed.metric):
             raise error("metric", f"{sla.metric} is not collected between {provider} and {consumer}")
@@ -162,10 +162,10 @@ class QosObserver:
     # -- channels --------------------------------------------------------------------------------------------
 
     def register(self, sla: str, listener: Listener) -> None:
-        """Call `listener` with each violation and clearance of one agreement."""
+        """Call `listener` with each violation and clearance of one SLA."""
         if sla not in self._listeners:
             known = ", ".join(sorted(self._listeners)) or "none"
-            raise InvalidOption("sla", f"there is no agreement {sla!r}; the agreements here are: {known}")
+            raise InvalidOption("sla", f"there is no SLA {sla!r}; the SLAs of this group are: {known}")
         self._listeners[sla].append(listener)
 
     # -- windows ---------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class QosObserver:
                 del self._announced[sla]
 
     def _on_verdict(self, verdict: SlaVerdict, slot: int) -> None:
-        """Publish a verdict that all members receive at this slot, once; repetitions are ignored."""
+        """Publish a verdict that all members receive at this slot; ignore repetitions of it."""
         if verdict.id in self._verdicts_seen:
             return
         self._verdicts_seen[verdict.id] = None
@@ -289,7 +289,7 @@ class QosObserver:
         self.publish(replace(verdict, slot=slot))
 
     def publish(self, event: SlaViolation | Notice | StackEvent) -> None:
-        """Pass an event to the application and to the listeners of its agreement."""
+        """Pass an event to the application and to the listeners of its SLA."""
         self.events.append(event)
         if isinstance(event, SlaViolation | SlaCleared):
             for listener in self._listeners.get(event.sla, ()):

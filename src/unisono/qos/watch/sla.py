@@ -1,14 +1,14 @@
 """Evaluation of service level agreements and detection of violations (paper 002 §2.4, §4).
 
-`evaluate` compares one window of metric rows with an agreement. The result is a `Finding`: held, violated, or unknown
-if there are too few observations. The rows may come from one member or from all members of a group.
+`evaluate` compares one window of metric rows with an SLA. The result is a `Finding`: held, violated, or unknown if
+there are too few observations. The rows may come from one member or from all members of a group.
 
 `MemberEvaluation` does this for one running member. `GroupEvaluation` does it for a whole group, for the measurement
 service: it collects the rows of all members and evaluates a window when every member is past its end. Windows are in
-event time, by the members' clocks, and have the same numbers at all members. A member that is `patience_ns` behind the
-foremost member, with all of its rows read, no longer delays the others. Rows for an evaluated window are late: they are
-counted and change nothing. An agreement is evaluated per link (one member's link from one peer) and the worst link is
-reported; or, if the agreement says `together`, over all links of all members at once.
+event time, by the members' clocks, and have the same numbers at all members. The evaluation does not wait for a member
+whose rows are all read and end more than `patience_ns` before the newest row of any member. Rows for an evaluated
+window are late: they are counted and change nothing. An SLA is evaluated per link (one member's link from one peer) and
+the worst link is reported. An SLA that says `together` is evaluated over all links of all members at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.qos.confidence import ROUNDING_TOLERANCE, binomial_tail, confidence
 
 
 class SlaStatus(StrEnum):
-    """Whether an agreement was met in a window."""
+    """Whether an SLA was kept in a window."""
 
     HELD = "held"
     VIOLATED = "violated"
@@ -37,7 +37,7 @@ class SlaStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one window for one agreement, at its worst link."""
+    """The result of one window for one SLA, at its worst link."""
 
     sla: Sla
     window_start_ns: int
@@ -68,7 +68,7 @@ def collector_of(sla: Sla) -> tuple[str, Side]:
 
 
 def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int, links_evaluated: int = 0) -> Finding:
-    """Compare one window of rows, of one or several members, with an agreement.
+    """Compare one window of rows, of one or several members, with an SLA.
 
     `links_evaluated` is the number of links among which the worst is reported, if it is more than these rows cover.
     """
@@ -102,7 +102,7 @@ def _by_link(sla: Sla, rows: Iterable[MetricRow]) -> dict[int, list[MetricRow]]:
 
 
 def severity(finding: Finding) -> tuple[int, float]:
-    """Sort key: the worst of several findings of one agreement is the largest."""
+    """Sort key: the worst of several findings of one SLA is the largest."""
     rank = (SlaStatus.UNKNOWN, SlaStatus.HELD, SlaStatus.VIOLATED).index(finding.status)
     return rank, finding.measured if finding.sla.shape is Shape.SHARE else -finding.measured
 
@@ -139,7 +139,7 @@ def _status(within: bool, count: int, sla: Sla) -> SlaStatus:
 
 
 class MemberEvaluation:
-    """Evaluates the agreements of one running member: collects rows per window and reports changes."""
+    """Evaluates the SLAs of one running member: collects rows per window and reports changes."""
 
     def __init__(self, slas: Sequence[Sla], member: int) -> None:
         self._slas = tuple(slas)
@@ -148,7 +148,7 @@ class MemberEvaluation:
         self._window: dict[str, int] = {}
         self._violated: dict[str, bool] = dict.fromkeys(self._rows, False)
         self.latest: dict[str, Finding] = {}
-        """By agreement: the finding of its last window."""
+        """By SLA: the finding of its last window."""
 
     def add_rows(self, rows: Sequence[MetricRow], until_ns: int) -> tuple[list[Finding], list[Violation | Notice]]:
         """Add the rows of an interval that ended at `until_ns`; return findings and events of finished windows."""
@@ -180,25 +180,25 @@ class MemberEvaluation:
         return [event]
 
     def violated_slas(self) -> tuple[str, ...]:
-        """The agreements that are currently violated."""
+        """The SLAs that are currently violated."""
         return tuple(name for name, is_violated in self._violated.items() if is_violated)
 
 
 def status_change(finding: Finding, was_violated: bool, member: int | None) -> SlaVerdict | None:
-    """A violation when an agreement becomes violated, a clearance when it is met again; else None."""
+    """A violation when an SLA becomes violated, a clearance when it is kept again; else None."""
     sla = finding.sla
     is_violated = finding.status is SlaStatus.VIOLATED
     if finding.status is SlaStatus.UNKNOWN or was_violated == is_violated:
         return None
     if is_violated:
         return violation_event(finding, member)
-    text = f"{sla.name!r} is met again: {finding.text()}"
+    text = f"{sla.name!r} is kept again: {finding.text()}"
     start_ns, window_ns = finding.window_start_ns, sla.window_ns
     return SlaCleared(NoticeKind.SLA_CLEARED, text, member, sla=sla.name, window_start_ns=start_ns, window_ns=window_ns)
 
 
 def violation_event(finding: Finding, member: int | None, possible_guarantee: str = "") -> SlaViolation:
-    """The event that reports a violated agreement."""
+    """The event that reports a violated SLA."""
     sla = finding.sla
     text = f"{sla.name!r} between {sla.provider} and {sla.consumer}: {finding.text()}"
     return SlaViolation(
@@ -221,7 +221,7 @@ def violation_event(finding: Finding, member: int | None, possible_guarantee: st
 
 PATIENCE_NS = 2_000_000_000
 ORDER = "order"
-"""The name by which agreements refer to the order, whichever order runs."""
+"""The name by which SLAs refer to the order, whichever order runs."""
 _ORDER_ONLY_METRIC = "held_back"
 """Only the order's collector has this metric, so it tells which layer is the order."""
 _NETWORK_ONLY_METRIC = "silence"
@@ -296,7 +296,7 @@ class _PendingRows:
 
 
 class GroupEvaluation:
-    """Evaluates the agreements of one group in one run.
+    """Evaluates the SLAs of one group in one run.
 
     Pending rows need not be stored: after a restart from `state`, add the rows from `evaluated_until_ns` on again.
     """
@@ -308,7 +308,7 @@ class GroupEvaluation:
         patience_ns: int = PATIENCE_NS,
         state: dict[str, Any] | None = None,
     ) -> None:
-        """`window_ns` is the window of link estimates; the default is the shortest window of any agreement."""
+        """`window_ns` is the window of link estimates; the default is the shortest window of any SLA."""
         self.slas = tuple(slas)
         self.late = 0
         self._patience_ns = patience_ns
@@ -317,7 +317,7 @@ class GroupEvaluation:
         self._layers = {APPLICATION, NETWORK}
         """All layers seen so far."""
         self._evaluated: set[str] = set()
-        """The agreements that at least one window has evaluated."""
+        """The SLAs that at least one window has evaluated."""
         self._progress: dict[int, tuple[int, int, bool]] = {}
         """By member: its incarnation, the end of its last row, and whether all of its rows are read."""
         self._violated = dict.fromkeys((sla.name for sla in slas), False)
@@ -365,12 +365,12 @@ class GroupEvaluation:
 
     @property
     def violated_slas(self) -> tuple[str, ...]:
-        """The agreements that are currently violated."""
+        """The SLAs that are currently violated."""
         return tuple(name for name, is_violated in self._violated.items() if is_violated)
 
     @property
     def unevaluated_slas(self) -> tuple[str, ...]:
-        """The agreements that no window has evaluated: too few observations, or a layer is missing."""
+        """The SLAs that no window has evaluated: too few observations, or a layer is missing."""
         return tuple(sla.name for sla in self.slas if sla.name not in self._evaluated)
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class GroupEvaluation:
                 self._progress[member] = incarnation, until, all_read
 
     def _name_order(self, order: str) -> None:
-        """Set the layer that agreements mean by `order`."""
+        """Set the layer that SLAs mean by `order`."""
         self._order = order
         if order:
             named = [_with_order_name(sla, order) for sla in self.slas]
@@ -508,7 +508,7 @@ def _of_the_group(verdict: SlaVerdict) -> SlaVerdict:
 
 def verdict_id(run: str, group: str, verdict: SlaVerdict) -> str:
     """An id that is equal for repetitions of the same verdict, whichever process reports it."""
-    # These words are part of the ids that different releases exchange. They are not the tokens of the kinds.
+    # Releases exchange ids that contain these words, so the words stay, although the tokens of the kinds differ.
     word = "system sla" if isinstance(verdict, SlaViolation) else "system sla cleared"
     words = (run, group, verdict.sla, word, str(verdict.window_start_ns), str(verdict.window_ns))
     return sha256("\0".join(words).encode()).hexdigest()[:16]

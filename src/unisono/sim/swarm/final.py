@@ -1,4 +1,4 @@
-"""Random scenarios with final deliveries, one per seed: faults first, then a quiet period in which all becomes final.
+"""Random scenarios with final deliveries, one per seed: faults, then a quiet period in which all messages become final.
 
 Members crash and restart with their disks, pause, are partitioned, leave and join late; datagrams are lost. A majority
 never crashes, because final deliveries need one. Early deliveries need no majority.
@@ -16,7 +16,7 @@ from unisono.model.units import NS_PER_MS, Rate
 from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
 QUIET_PERIOD_NS = 300 * NS_PER_MS
-"""Members go on sending for this time after the last fault."""
+"""Members continue to send for this time after the last fault."""
 
 
 def finals(seed: int) -> Scenario:
@@ -61,12 +61,12 @@ def finals(seed: int) -> Scenario:
 
 
 def cbr_finals(seed: int) -> Scenario:
-    """The scenario of a seed over the CBR order, which tolerates no fault: early deliveries stop anywhere."""
+    """The scenario of a seed over the CBR order, which tolerates no fault: early deliveries may stop at any point."""
     chance = RandomStreams(seed).stream("cbr finals")
     members = tuple(range(1, random_choice(chance, (3, 3, 4, 5)) + 1))
     theta = random_choice(chance, (5, 10, 40)) * NS_PER_MS
     timing = Timing(random_choice(chance, (NS_PER_MS, theta, 2 * theta)), random_choice(chance, (0, theta // 5)), theta)
-    # The group starts with a full second of the clock. It runs until the faults begin; a quiet period follows them.
+    # The group starts when the clock shows a full second. Faults begin after that, and a quiet period follows them.
     begins_ns, trouble_ns = 2_000 * NS_PER_MS, random_int(chance, 50, 400) * NS_PER_MS
     trouble = Span(begins_ns, begins_ns + trouble_ns)
     faults: list[Fault] = []

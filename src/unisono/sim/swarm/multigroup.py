@@ -115,7 +115,7 @@ def _routes(chance: Random, topology: Topology, member: int) -> tuple[tuple[str,
 
 
 def _topology_changes(chance: Random, topology: Topology, send_ns: int) -> tuple[PlannedTopologyChange, ...]:
-    """Random requests of members that their groups send to other groups, sometimes to none."""
+    """Random topology changes: a member asks its group to send to other groups, or to none."""
     if not random_bool(chance, TOPOLOGY_CHANGE_PROBABILITY):
         return ()
     steps = []

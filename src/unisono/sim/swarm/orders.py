@@ -1,4 +1,4 @@
-"""Short random scenarios of every order, one per seed: thousands of them take minutes.
+"""Short random scenarios of every order, one per seed. Thousands of them take minutes.
 
 Each keeps the assumptions of its order, and within them is as adverse as possible: clocks and delays at their limits,
 members that start late, change their rates and leave. If the order tolerates it, members also crash, restart, are
@@ -134,7 +134,7 @@ def _workload(chance: Random, rate: Rate, max_message: int) -> Workload:
 
 
 def _span_ns(chance: Random, timing: Timing) -> int:
-    """How long members send: enough slots for messages of all stages to be in flight at once."""
+    """How long members send: enough slots for messages in every stage of delivery at the same time."""
     return random_int(chance, 5, 11) * timing.theta_ns + 2 * (timing.delta_ns + timing.gamma_ns)
 
 
@@ -293,7 +293,7 @@ def _churn_faults(
                 faults.append(Crash(member, at_ns))
             else:
                 steps.append(Leave(member, at_ns))
-            # At once, before any member has suspected it, or later.
+            # It restarts at once, before any member suspects it, or later.
             at_ns += random_choice(chance, (0, 1, timing.delta_ns, random_below(chance, trouble_ns)))
             if at_ns >= trouble_ns or random_bool(chance, 0.3):
                 break

@@ -1,6 +1,6 @@
 """Whether a run has nothing left to do: all faults are over, and every member has delivered every message.
 
-Idle groups go on sending heartbeats and, where barriers are periodic, agreeing on nulls. Simulating seconds of that
+Idle groups continue to send heartbeats and, where barriers are periodic, to agree on nulls. Simulating seconds of that
 shows nothing new, so a run may stop early (`sim.run.run`, `is_quiescent`).
 """
 

@@ -199,7 +199,7 @@ def _churn_faults(
             long_ns = 3 * (timing.delta_ns + timing.gamma_ns) + 5 * timing.theta_ns
             faults.append(Pause(member, ends_ns, min(trouble_ns, ends_ns + 1 + random_below(chance, long_ns))))
         if fate < 0.45 and random_bool(chance, 0.6):
-            # At once, before any member has suspected it, or later.
+            # It restarts at once, before any member suspects it, or later.
             away_ns = random_choice(chance, (0, 1, timing.delta_ns, random_below(chance, trouble_ns)))
             steps.append(Restart(member, min(trouble_ns, ends_ns + away_ns)))
     if random_bool(chance, 0.4):
