@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import unisono
-from unisono.orders.log.order import ConsensusOrder
+from unisono.orders.consensus.order import ConsensusOrder
 
 WARM_S = 0.5
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import groups
-from unisono.check.timing import latency
+from unisono.check.latency import latency
 from unisono.model.offers import Ask
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario

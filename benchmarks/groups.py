@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.progress import Say, silence
-from unisono.check.timing import latencies
+from unisono.check.latency import latencies
 from unisono.experiments.mistakes import count_mistakes
 from unisono.model.delays import ConstantDelay, DelayModel, UniformDelay
 from unisono.model.scenario import Clocks, Network, Scenario, Send, Workload

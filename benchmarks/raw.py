@@ -14,7 +14,7 @@ import sys
 import time
 
 from unisono.model.units import group_key
-from unisono.runtime.sockets import kernel_drops
+from unisono.runtime.socket_setup import kernel_drops
 from unisono.wire.door import Door
 from unisono.wire.frame import HEADER_BYTES, PACKED_HEADER_BYTES, Frame, Kind, OutgoingMessages, encode
 

@@ -34,7 +34,7 @@ from unisono.runtime.environment import Environment, TransportOptions, current_e
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.peers import Peers, group_location
 from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
-from unisono.runtime.sockets import receive_buffer_violation
+from unisono.runtime.socket_setup import receive_buffer_violation
 from unisono.stack import Stack, build
 
 if TYPE_CHECKING:

@@ -37,14 +37,14 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import Cbr
+from unisono.orders.consensus.order import ConsensusOrder
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
-from unisono.orders.log.order import ConsensusOrder
-from unisono.orders.multigroup.order import QuasiGenuine
 from unisono.orders.priority.order import PriorityOrder, build_priority_order
+from unisono.orders.quasi_genuine.order import QuasiGenuine
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr

@@ -27,8 +27,8 @@ from unisono.net.services import uniform
 from unisono.orders import packing as parcel
 from unisono.orders.final import messages as finals
 from unisono.orders.leader import messages as succession
-from unisono.orders.multigroup import messages as multigroup
 from unisono.orders.priority import messages as priority
+from unisono.orders.quasi_genuine import messages as multigroup
 from unisono.wire import beacon, control, door
 from unisono.wire.codec import encode_message, message_in
 from unisono.wire.frame import (
@@ -322,17 +322,17 @@ def agreement_records() -> dict[str, Example]:
         "5 storage of a member": consensus.StorageIdRecord(3, 0xDEADBEEF),
     }
     return {
-        label: Example(note, consensus.encode_record(note), consensus.decode_record) for label, note in notes.items()
+        label: Example(note, consensus.RECORDS.encode(note), consensus.RECORDS.decode) for label, note in notes.items()
     }
 
 
 def group_records() -> dict[str, Example]:
     """Stored records of a member of a quasi-genuine group; a label begins with the first letter of the record."""
-    (own,) = multigroup.tagged_consensus_writes([Write((consensus.encode_record(consensus.DecisionRecord(8)),))])
+    (own,) = multigroup.tagged_consensus_writes([Write((consensus.RECORDS.encode(consensus.DecisionRecord(8)),))])
     foreign = multigroup.stream_entries_write(2, [(5, ENTRY)])
     return {
         "o own agreement": Example(
-            consensus.DecisionRecord(8), own.records[0], lambda data: consensus.decode_record(data[1:])
+            consensus.DecisionRecord(8), own.records[0], lambda data: consensus.RECORDS.decode(data[1:])
         ),
         "f entry of another group": Example(
             (2, 5, ENTRY), foreign.records[0], lambda data: multigroup.decode_stream_record(data[1:])

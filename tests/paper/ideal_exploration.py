@@ -13,9 +13,9 @@ from typing import Any
 from tests.worlds.ideal_views import Action, IdealGroup, IdealViewChange, Peer
 
 from unisono.model.message_set import MessageOrigin, MessageRef
+from unisono.orders.priority.consumable_queue import ConsumableQueue, QueuedMessage
 from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.messages import Ack, FinalProgress, InsertionDecision, MessageBody
-from unisono.orders.priority.queue import ConsumableQueue, QueuedMessage
 
 OPTIONAL = frozenset({"crash", "leave", "admit"})
 

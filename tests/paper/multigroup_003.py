@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.model.topology import Topology
-from unisono.orders.multigroup.barriers import BarrierQueue
-from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Cast, Null, encode_value, stamp_of
 from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.barriers import BarrierQueue
+from unisono.orders.quasi_genuine.group_log import GroupLog
+from unisono.orders.quasi_genuine.messages import Cast, Null, encode_value, stamp_of
 from unisono.wire.frame import OutgoingMessages, read_packed_messages
 
 TWO_GROUPS = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.paper.multigroup_003 import TWO_GROUPS, ImplementedGroup, Message
 
+from unisono.check.latency import latency
 from unisono.check.multigroup import genuineness
 from unisono.check.suite import check_all
-from unisono.check.timing import latency
 from unisono.check.verdict import Status
 from unisono.errors import DestinationNotAllowed
 from unisono.model.delays import ConstantDelay
@@ -20,11 +20,11 @@ from unisono.model.scenario import Clocks, Expectation, Network, Scenario, Send,
 from unisono.model.timing import Timing
 from unisono.model.topology import LIVENESS, Liveness, Multigroup, Topology
 from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
-from unisono.orders.multigroup.barriers import BarrierRequests
-from unisono.orders.multigroup.group_log import PendingProposals
-from unisono.orders.multigroup.messages import Cast, stamp_of
-from unisono.orders.multigroup.order import QuasiGenuine
 from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.barriers import BarrierRequests
+from unisono.orders.quasi_genuine.group_log import PendingProposals
+from unisono.orders.quasi_genuine.messages import Cast, stamp_of
+from unisono.orders.quasi_genuine.order import QuasiGenuine
 from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.wire.codec import control_frame

@@ -9,11 +9,11 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
-from unisono.orders.multigroup.barriers import BarrierRequests
-from unisono.orders.multigroup.group_log import GroupLog, GroupProposer, PendingProposals
-from unisono.orders.multigroup.messages import Null, encode_value, stamp_of, time_of
-from unisono.orders.multigroup.order import OptimisticDelivery, WaitWindow
-from unisono.orders.multigroup.streams import MulticastSender
+from unisono.orders.quasi_genuine.barriers import BarrierRequests
+from unisono.orders.quasi_genuine.group_log import GroupLog, GroupProposer, PendingProposals
+from unisono.orders.quasi_genuine.messages import Null, encode_value, stamp_of, time_of
+from unisono.orders.quasi_genuine.optimistic import OptimisticDelivery, WaitWindow
+from unisono.orders.quasi_genuine.streams import MulticastSender
 
 LATE, OTHER, X = Message("late", 10.0, 1), Message("other", 10.6, 2), Message("x", 10.3, 4)
 

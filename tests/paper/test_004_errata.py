@@ -16,10 +16,9 @@ from tests.worlds.ideal_views import IdealGroup
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.message_set import MessageRef
-from unisono.orders.priority import insertion
-from unisono.orders.priority import queue as consumable_queue
+from unisono.orders.priority import consumable_queue, insertion
+from unisono.orders.priority.consumable_queue import ConsumableQueue, InsertionPointMissing, PriorityMessage, Urgency
 from unisono.orders.priority.insertion import DecisionMode, Insertion
-from unisono.orders.priority.queue import ConsumableQueue, InsertionPointMissing, PriorityMessage, Urgency
 from unisono.sim.random_streams import RandomStreams
 
 LOW, HIGH = 0, 1

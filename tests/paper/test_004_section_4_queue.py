@@ -3,9 +3,15 @@
 import pytest
 
 from unisono.model.message_set import MessageRef, MessageSet
+from unisono.orders.priority.consumable_queue import (
+    TAIL,
+    ConsumableQueue,
+    InsertionPointMissing,
+    PriorityMessage,
+    urgency,
+)
 from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.messages import Ack
-from unisono.orders.priority.queue import TAIL, ConsumableQueue, InsertionPointMissing, PriorityMessage, urgency
 
 LOW, MEDIUM, HIGH = 0, 1, 2
 NOTHING_CONSUMED: frozenset[MessageRef] = frozenset()

@@ -15,7 +15,7 @@ from tests.process.test_discovery import multicast_only
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.transport import UdpTransport
+from unisono.runtime.udp import UdpTransport
 from unisono.testing import network
 
 TIMEOUT_S = 60

@@ -14,7 +14,7 @@ from tests.metric_streams import read_metrics
 
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.qos.watch.sla import SlaStatus, evaluate
+from unisono.qos.watch.sla_evaluation import SlaStatus, evaluate
 from unisono.trace.metrics import read_stream
 
 SLA = """

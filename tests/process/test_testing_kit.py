@@ -16,7 +16,7 @@ import pytest
 import unisono
 from unisono import testing
 from unisono.cluster.supervisor import free_addresses
-from unisono.runtime.transport import UdpTransport
+from unisono.runtime.udp import UdpTransport
 from unisono.testing import MemoryNetwork, deliveries, network
 from unisono.testing.clocks import VIRTUAL_EPOCH_NS
 

@@ -1,4 +1,4 @@
-"""The walk of one message in docs/architecture.md: a real group of two calls every function that the page names."""
+"""The path of one message in docs/architecture.md: a real group of two calls every function that the page names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from benchmarks.walk import walk
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("## The walk of one message")[1].split("\n## ")[0]
+SECTION = PAGE.split("## The path of one message")[1].split("\n## ")[0]
 VBR, CONSENSUS = SECTION.split("**VBR.**")[1].split("How this was measured")[0].split("**Consensus.**")
 
 

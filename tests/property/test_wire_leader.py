@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from unisono.orders.leader.messages import (
     MEMBER_LIST,
     ORDERED_BYTES,
+    TERM_MAX,
     EntryHeader,
     EntryType,
     LastFrames,
@@ -27,7 +28,7 @@ from unisono.wire.frame import HEADER_BYTES, Frame, Kind, OutgoingMessages, enco
 
 GROUP = 7
 MEMBERS = (1, 2, 3, 4)
-terms = st.integers(0, 2**32 - 1)
+terms = st.integers(0, TERM_MAX)
 numbers = st.integers(0, 2**63 - 1)
 frame_numbers = st.integers(0, 0xFFFF)
 last_frames = st.builds(LastFrames, frame_numbers, numbers, frame_numbers)
@@ -35,8 +36,8 @@ last_frames = st.builds(LastFrames, frame_numbers, numbers, frame_numbers)
 
 @st.composite
 def votes(draw: st.DrawFn) -> Vote:
-    last_term = draw(st.integers(0, 2**32 - 2))
-    return Vote(draw(st.integers(last_term + 1, 2**32 - 1)), draw(numbers), last_term)
+    last_term = draw(st.integers(0, TERM_MAX - 1))
+    return Vote(draw(st.integers(last_term + 1, TERM_MAX)), draw(numbers), last_term)
 
 
 @st.composite

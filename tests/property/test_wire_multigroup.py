@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.orders.multigroup.messages import (
+from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.messages import (
     STREAM_BYTES,
     BarrierRequest,
     Cast,
@@ -43,7 +44,6 @@ from unisono.orders.multigroup.messages import (
     stamp_of,
     time_of,
 )
-from unisono.orders.packing import Bundle
 from unisono.wire.codec import Unreadable, decode_message, encode_message
 from unisono.wire.frame import FRAGMENT, Kind, OutgoingMessages
 

@@ -13,8 +13,8 @@ from random import Random
 
 from tests.worlds.check_consensus import DecisionReported, Proposed, consensus
 
+from unisono.agreement.paxos.acceptor import RestoredState
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.log import RestoredState
 from unisono.check.verdict import Verdict
 from unisono.model.effects import StoredRecords
 from unisono.sim.disk import SimDisk

@@ -16,8 +16,8 @@ import unisono
 from unisono import testing
 from unisono.agreement.membership.messages import NextView
 from unisono.agreement.membership.views import Membership
+from unisono.agreement.paxos.acceptor import Acceptor
 from unisono.agreement.paxos.consensus import CandidateState, Consensus, LeaderState
-from unisono.agreement.paxos.log import Acceptor
 from unisono.errors import InvariantViolated
 from unisono.model.message_set import MessageRange
 from unisono.model.text.scenario import parse_scenario

@@ -15,11 +15,11 @@ from unisono.model.faults import Loss, Span
 from unisono.model.scenario import Expectation, PlannedTopologyChange, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.units import NS_PER_MS
-from unisono.orders.multigroup import group_log
-from unisono.orders.multigroup.barriers import BarrierQueue, SourceGroup
-from unisono.orders.multigroup.group_log import PendingProposals
-from unisono.orders.multigroup.messages import Cast, StampedEntry, TopologyControl, stamp_of
-from unisono.orders.multigroup.topology_change import LinkState, TopologyState
+from unisono.orders.quasi_genuine import group_log
+from unisono.orders.quasi_genuine.barriers import BarrierQueue, SourceGroup
+from unisono.orders.quasi_genuine.group_log import PendingProposals
+from unisono.orders.quasi_genuine.messages import Cast, StampedEntry, TopologyControl, stamp_of
+from unisono.orders.quasi_genuine.topology_change import LinkState, TopologyState
 from unisono.sim.run import run
 
 SEEDS = range(1, 8)

@@ -21,7 +21,7 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.events import NoticeKind
 from unisono.model.faults import Pause
 from unisono.model.scenario import Workload
-from unisono.orders.multigroup import order as quasi_genuine
+from unisono.orders.quasi_genuine import order as quasi_genuine
 from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.sim.swarm.multigroup import groups_scenario

@@ -13,7 +13,7 @@ import sys
 import pytest
 from tests.simulation.seed_ranges import run_ranges
 
-from unisono.check.latency_in_force import latency_in_force
+from unisono.check.latency import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause

@@ -15,7 +15,7 @@ from tests.recorded_runs import record_run
 
 from unisono.check.columns import excused_members
 from unisono.check.final import accountable_runs
-from unisono.check.latency_in_force import latency_in_force
+from unisono.check.latency import latency_in_force
 from unisono.check.multigroup import genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, Witness

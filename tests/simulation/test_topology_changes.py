@@ -15,7 +15,7 @@ from unisono.model.faults import Crash, Fault, Partition, Span
 from unisono.model.scenario import Expectation, PlannedTopologyChange, Scenario, Send, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.units import NS_PER_MS
-from unisono.orders.multigroup import topology_change
+from unisono.orders.quasi_genuine import topology_change
 from unisono.sim.result import Result
 from unisono.sim.run import run
 

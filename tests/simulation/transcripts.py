@@ -29,8 +29,8 @@ from unisono.model.faults import Fault, Partition, Pause, Span
 from unisono.model.scenario import Clocks, Network, Restart, Scenario, ScenarioStep, Start, Workload
 from unisono.model.timing import Timing
 from unisono.model.units import Rate, duration_ns, duration_text
+from unisono.orders.consensus.order import ConsensusOrderBase
 from unisono.orders.leader.base import LeaderOrderBase
-from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.sim.run import build_world, run_meta
 from unisono.sim.world import World
 from unisono.stack import Stack

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "src" / "unisono"
 TEXT = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
 TREE = TEXT.split("## What the project is made of")[1].split("\n## ")[0]
-WALK = TEXT.split("## The walk of one message")[1].split("\n## ")[0]
+WALK = TEXT.split("## The path of one message")[1].split("\n## ")[0]
 
 _ROW = re.compile(r"^\| (`[^|]*`) \|[^|]*\|([^|]*)\|$", re.MULTILINE)
 

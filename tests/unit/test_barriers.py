@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from unisono.model.timing import Timing
-from unisono.orders.multigroup.barriers import BarrierQueue
-from unisono.orders.multigroup.group_log import GroupLog, PendingProposals
-from unisono.orders.multigroup.messages import Cast, GroupState, Null, StampedEntry, encode_value, stamp_of
-from unisono.orders.multigroup.order import OptimisticDelivery, WaitWindow
-from unisono.orders.multigroup.topology_change import IncomingLink
 from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.barriers import BarrierQueue
+from unisono.orders.quasi_genuine.group_log import GroupLog, PendingProposals
+from unisono.orders.quasi_genuine.messages import Cast, GroupState, Null, StampedEntry, encode_value, stamp_of
+from unisono.orders.quasi_genuine.optimistic import OptimisticDelivery, WaitWindow
+from unisono.orders.quasi_genuine.topology_change import IncomingLink
 from unisono.wire.frame import OutgoingMessages
 
 HERE, THERE, BEYOND = 0, 1, 2

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from unisono.check.completeness import gap_freedom, integrity
+from unisono.check.latency import latency
 from unisono.check.suite import check_all
-from unisono.check.timing import latency
 from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import MessageId, Status, Verdict, overall
 from unisono.trace.recorder import MemoryTrace

@@ -10,8 +10,8 @@ import pytest
 from tests.planted_violations import plant_rate_violation
 from tests.recorded_runs import record_run
 
+from unisono.check.rates import DeclaredRates, SlotUsage, edge_usage, merge_usage, rate_compliance, rate_violations
 from unisono.check.suite import check_all
-from unisono.check.timing import DeclaredRates, SlotUsage, edge_usage, merge_usage, rate_compliance, rate_violations
 from unisono.check.verdict import Status
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.units import NS_PER_S, Rate

@@ -222,7 +222,7 @@ DECODED_ELSEWHERE = {
         "_LOG_STATE.decode",
         "decode_handover",
         "decode_log_state",
-        "decode_record",
+        "RECORDS.decode",
         "decode_state",
     },
     "contents that consist of several frames": {"decode_messages"},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.simulation.consensus_world import HEARTBEAT_NS, MS, RETRY_NS, ConsensusWorld
 
-from unisono.agreement.paxos.consensus import CandidateState, Consensus, Role
-from unisono.agreement.paxos.log import RECORD_DECIDED_EVERY, Acceptor, Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.acceptor import RECORD_DECIDED_EVERY, Acceptor, Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.consensus import CandidateState, Consensus, Role, ballot_after, owner_of
 from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
@@ -17,8 +17,6 @@ from unisono.agreement.paxos.messages import (
     Promise,
     Proposal,
     StorageMismatch,
-    ballot_after,
-    owner_of,
 )
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, StorageError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.agreement.paxos.log import RestoredState
+from unisono.agreement.paxos.acceptor import RestoredState
 from unisono.errors import InvalidOption
 from unisono.group import join
 from unisono.model.events import RemainingMessages, View

@@ -13,7 +13,7 @@ from unisono.model.delays import Histogram
 from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.sla import MetricRow, Side, Sla
 from unisono.model.text.sla import parse_slas
-from unisono.qos.watch.sla import EvaluationResult, GroupEvaluation, SlaStatus, verdict_id, worst_finding
+from unisono.qos.watch.sla_evaluation import EvaluationResult, GroupEvaluation, SlaStatus, verdict_id, worst_finding
 
 SLAS = parse_slas(SLA, "sla.toml").slas
 MEMBERS = (1, 2, 3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from unisono.agreement.paxos.log import RestoredState
+from unisono.agreement.paxos.acceptor import RestoredState
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, MessageTooLarge, StorageError
@@ -16,7 +16,7 @@ from unisono.model.policy import Policy
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_MS, Rate, UnlimitedNetwork
-from unisono.orders.log.order import BUNDLES_MAX, AgreedLog, ConsensusOrder
+from unisono.orders.consensus.order import BUNDLES_MAX, AgreedLog, ConsensusOrder
 from unisono.orders.packing import Bundle, decode_bundle, decode_log_value, encode_bundle, encode_log_value
 from unisono.sim import run
 from unisono.stack import build

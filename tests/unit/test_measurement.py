@@ -24,7 +24,7 @@ from unisono.pipeline.measurement import (
     measure_in_process,
 )
 from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
-from unisono.qos.watch.sla import LinkEstimate
+from unisono.qos.watch.sla_evaluation import LinkEstimate
 from unisono.trace.metrics import MetricBlock, read_block, readable_offsets, slices_between
 
 SLAS = parse_slas(SLA, "sla.toml")

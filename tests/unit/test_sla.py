@@ -12,7 +12,7 @@ from unisono.model.delays import Histogram
 from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.sla import METRICS, MetricRow, Shape, Side, Sla
 from unisono.qos.confidence import binomial_tail, share_lower_bound
-from unisono.qos.watch.sla import MemberEvaluation, SlaStatus, evaluate
+from unisono.qos.watch.sla_evaluation import MemberEvaluation, SlaStatus, evaluate
 
 MS = 1_000_000
 S = 1000 * MS

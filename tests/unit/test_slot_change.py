@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unisono.check.latency_in_force import latency_in_force
+from unisono.check.latency import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, ReservationRefused

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.orders.multigroup.barriers import BarrierQueue
-from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import (
+from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.barriers import BarrierQueue
+from unisono.orders.quasi_genuine.group_log import GroupLog
+from unisono.orders.quasi_genuine.messages import (
     Cast,
     ConfirmTopology,
     GroupState,
@@ -22,8 +23,7 @@ from unisono.orders.multigroup.messages import (
     stamp_of,
     time_of,
 )
-from unisono.orders.multigroup.topology_change import LinkState
-from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.topology_change import LinkState
 from unisono.wire.frame import OutgoingMessages, read_packed_messages
 
 A, B = 0, 1

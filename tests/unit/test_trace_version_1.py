@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from unisono.check.latency_in_force import latency_in_force
+from unisono.check.latency import latency_in_force
 from unisono.check.multigroup import genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict

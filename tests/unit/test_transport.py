@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from unisono.errors import InvalidOption, MissingDependency
 from unisono.model.effects import Datagram
-from unisono.runtime import transport as transport_module
-from unisono.runtime.sockets import MAX_UDP_PAYLOAD, Address
-from unisono.runtime.transport import DatagramRun, Inbox, Outbox, UdpTransport, split_into_runs
+from unisono.runtime import udp as transport_module
+from unisono.runtime.socket_setup import MAX_UDP_PAYLOAD, Address
+from unisono.runtime.udp import DatagramRun, Inbox, Outbox, UdpTransport, split_into_runs
 
 GROUP = "239.77.77.77"
 Peers = dict[int, tuple[str, int]]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from unisono.model.message_set import MessageOrigin, MessageRef
+from unisono.orders.priority.consumable_queue import PriorityMessage
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
 from unisono.orders.priority.messages import Ack, PriorityBody, PriorityState, decode_state, encode_state
-from unisono.orders.priority.queue import PriorityMessage
 
 Action: TypeAlias = tuple[str | int, ...]
 """An action and its subject: ("receive", member, sender), ("crash", member, how much of it counts), …"""

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import pytest
 
 from unisono.agreement.membership.views import Membership
-from unisono.agreement.paxos.log import Acceptor
+from unisono.agreement.paxos.acceptor import Acceptor
 from unisono.orders.cbr.order import Cbr
+from unisono.orders.consensus.order import ConsensusOrder
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.election import LeaderElection
-from unisono.orders.log.order import ConsensusOrder
 from unisono.orders.packing import Pacer
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import DeliveryCheck

@@ -19,9 +19,9 @@ import numpy as np
 
 from unisono.check.causal_shards import CausalShardSummary, summarize_causal_order
 from unisono.check.columns import LastLogged, dropped_rows_reason, unrecorded_sends
+from unisono.check.latency import latencies, sends_not_recorded
 from unisono.check.shard_summary import LatencySummary, RangeSummary
 from unisono.check.suite import check_messages
-from unisono.check.timing import latencies, sends_not_recorded
 from unisono.check.total_order import StreamSpan
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, check_name, unknown
 from unisono.trace.schema import EventKind, RunMeta

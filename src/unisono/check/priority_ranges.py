@@ -34,12 +34,12 @@ from unisono.check.columns import (
     without_excused_deliveries,
 )
 from unisono.check.completeness import gap_freedom, integrity
+from unisono.check.latency import sends_not_recorded
 from unisono.check.priority import atomicity_verdict, check_same_messages, installed_views, received_by_view
 from unisono.check.priority_summary import DeliverySpan, PriorityRangeSummary, union
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict, overlapping
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import NO_BOUND, as_unbounded
-from unisono.check.timing import sends_not_recorded
 from unisono.check.total_order import FIFO, total_order
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.model.message_set import MessageOrigin as Origins

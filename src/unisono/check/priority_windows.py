@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.check.columns import MemberRunId, message_at, message_codes
+from unisono.check.latency import latencies
 from unisono.check.priority_summary import in_logs
 from unisono.check.shard_summary import LatencySummary
-from unisono.check.timing import latencies
 from unisono.check.verdict import MessageId
 from unisono.trace.schema import RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from unisono.check import timing
+from unisono.check import rates
 from unisono.check.columns import NOTHING_RECORDED, dropped_rows_reason, member_runs, message_codes, unrecorded_sends
 from unisono.check.completeness import gap_freedom, gaps_explained, integrity
+from unisono.check.latency import latencies, sends_not_recorded
 from unisono.check.shard_summary import FifoSpan, LatencySummary, RangeSummary, last_logged_sequences
-from unisono.check.timing import latencies, sends_not_recorded
 from unisono.check.total_order import LogSpan, duplicate_index_reason, fifo, total_order
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.trace.schema import RunMeta
@@ -189,12 +189,12 @@ def _completeness(
 
 
 def _rate_compliance(run: SummarizedRun, events: Rows) -> Verdict | None:
-    promised = timing.declared_rates(run.meta)
-    if promised is None or not timing.is_checked(run.meta, events):
+    promised = rates.declared_rates(run.meta)
+    if promised is None or not rates.is_checked(run.meta, events):
         return None
-    edges = timing.merge_usage([summary.edge_usage for summary in run.summaries])
+    edges = rates.merge_usage([summary.edge_usage for summary in run.summaries])
     excesses = [excess for summary in run.summaries for excess in summary.rate_violations]
-    return timing.rate_verdict([*excesses, *timing.rate_violations(edges, promised)], _doubt(run))
+    return rates.rate_verdict([*excesses, *rates.rate_violations(edges, promised)], _doubt(run))
 
 
 def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _LoadPart) -> Verdict | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono.check.columns import Codes, group_starts, key_codes, log_codes, message_codes, packed, stream_codes
 from unisono.check.final import FINAL, FinalRange, summarize_finals
-from unisono.check.timing import (
+from unisono.check.rates import (
     MAX_REPORTED,
     NO_USAGE,
     DeclaredRates,

@@ -19,9 +19,10 @@ from unisono.check.final import (
     final_agreement,
     final_order,
 )
+from unisono.check.latency import latency
 from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority import priority_accounting, view_atomicity
-from unisono.check.timing import is_checked, latency, rate_compliance
+from unisono.check.rates import is_checked, rate_compliance
 from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import Reason, Verdict, graded_name, unknown
 from unisono.model.capabilities import recorded_capabilities

@@ -75,7 +75,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--order",
         default="vbr",
-        help="vbr, cbr, leader, timestamp, priority, or a service without total order: "
+        help="vbr, cbr, leader, timestamp, consensus, priority, or a service without total order: "
         "reliable, fifo, causal, uniform (default vbr)",
     )
     verb.add_argument(
@@ -87,21 +87,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     verb.add_argument("--seconds", type=float, default=10, help="how many seconds to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")
-    verb.add_argument(
-        "--kill", action="append", default=[], metavar="M@T", help="kill member M at time T, such as 3@2s"
-    )
-    verb.add_argument(
-        "--join", action="append", default=[], metavar="M@T", help="member M joins at time T, such as 6@4s"
-    )
-    verb.add_argument(
-        "--loss",
-        type=float,
-        default=0.0,
-        metavar="p",
-        help="drop this share of the datagrams, but no more than --fec or --loss-burst tolerates; "
-        "with --reliable, drop without such a limit",
-    )
-    verb.add_argument("--degrade", metavar="p@T", help="from time T on, drop the share p, such as 0.2@4s")
+    _add_faults(verb)
     verb.add_argument("--multicast", action="store_true", help="use IP multicast on loopback instead of unicast")
     verb.add_argument(
         "--sla", type=Path, metavar="FILE", help="service level agreements to evaluate while the group runs"
@@ -124,6 +110,25 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         name: value for name, value in vars(verb.parse_args([])).items() if name not in OPTIONS_ALLOWED_WITH_FILE
     }
     verb.set_defaults(**dict.fromkeys(defaults), run=run, defaults=defaults)
+
+
+def _add_faults(verb: argparse.ArgumentParser) -> None:
+    """The options that kill and add members and drop datagrams."""
+    verb.add_argument(
+        "--kill", action="append", default=[], metavar="M@T", help="kill member M at time T, such as 3@2s"
+    )
+    verb.add_argument(
+        "--join", action="append", default=[], metavar="M@T", help="member M joins at time T, such as 6@4s"
+    )
+    verb.add_argument(
+        "--loss",
+        type=float,
+        default=0.0,
+        metavar="p",
+        help="drop this share of the datagrams, but no more than --fec or --loss-burst tolerates; "
+        "with --reliable, drop without such a limit",
+    )
+    verb.add_argument("--degrade", metavar="p@T", help="from time T on, drop the share p, such as 0.2@4s")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from unisono.pipeline.measurement import MeasuredBatch, MeasurementJob, RunningMeasurement
     from unisono.pipeline.measurement_store import StoredSlaVerdict
-    from unisono.qos.watch.sla import LinkEstimate
+    from unisono.qos.watch.sla_evaluation import LinkEstimate
 
 STREAM_QUIET_S = 5.0
 """With --until-end, a run without new rows for this time has ended: a crashed member never closes its stream."""

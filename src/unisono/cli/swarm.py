@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import assert_never
 
 from unisono.check.final import GRACE_NS
-from unisono.check.latency_in_force import latency_in_force
+from unisono.check.latency import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict, check_name
 from unisono.model.faults import Partition, Pause

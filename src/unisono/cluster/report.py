@@ -16,8 +16,8 @@ import numpy as np
 
 from unisono.check.columns import member_runs
 from unisono.check.final import EARLY, FINAL
+from unisono.check.latency import latency
 from unisono.check.suite import check_all, latency_of
-from unisono.check.timing import latency
 from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
 from unisono.model.capabilities import capabilities_of, recorded_capabilities

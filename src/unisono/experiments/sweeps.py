@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unisono.check.latency import latencies
 from unisono.check.suite import check_all
-from unisono.check.timing import latencies
 from unisono.check.verdict import Status, overall
 from unisono.errors import InvalidOption
 from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value

@@ -1,8 +1,8 @@
 """Measurement as Structured Streaming (paper 002 §2.4, §4): members' metric rows in, estimates and verdicts out.
 
 Spark tails the members' streams (`metric_source`), parses them on its executors and hands each micro-batch to
-`Service`, which puts the rows of each group together (`GroupEvaluation` in `qos.watch.sla`) and evaluates its
-agreements with `qos.watch.sla`.
+`Service`, which puts the rows of each group together (`GroupEvaluation`) and evaluates its agreements, both with
+`qos.watch.sla_evaluation`.
 
 The state is not kept in Spark. It is a few hundred bytes per group, since pending rows can be read again from the
 streams. A stateful operator would add a shuffle, a Python task and a state commit to every trigger, and the verdicts
@@ -29,7 +29,7 @@ from unisono.model.units import NS_PER_S
 from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.adapt.estimate import Estimate
-from unisono.qos.watch.sla import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
+from unisono.qos.watch.sla_evaluation import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
 from unisono.trace.metrics import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
 from unisono.trace.schema import read_json, write_json
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from unisono.check.message_shards import MessageShard, RunContext, ShardFinding, VerdictSummary, check_shard
+from unisono.check.rates import DeclaredRates, declared_rates
 from unisono.check.shard_summary import RangeSummary, summarize_range
-from unisono.check.timing import DeclaredRates, declared_rates
 from unisono.pipeline.distribute import run_on_spark
 from unisono.pipeline.session import parallelism
 from unisono.trace.files import Layout, RangeFiles, read_range

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from unisono.agreement.gathering import Gathering, assign_numbers
 from unisono.errors import FormationTimeout, InvalidOption, MissingDependency
 from unisono.model.units import group_key
-from unisono.runtime.sockets import open_bound_socket, open_multicast_socket
+from unisono.runtime.socket_setup import open_bound_socket, open_multicast_socket
 from unisono.wire.beacon import APPLICANTS_MAX, Applicant, decode_beacon, encode_beacon
 
 BEACON_DEFAULT = ("239.255.77.76", 7776)

@@ -18,9 +18,9 @@ from unisono.model.delays import Histogram
 from unisono.model.effects import Datagram
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.sockets import ReceiveCallback, resolve_all_async
+from unisono.runtime.socket_setup import ReceiveCallback, resolve_all_async
 from unisono.runtime.timers import Alarm, LocalClock, WallClock, new_incarnation
-from unisono.runtime.transport import Traffic, UdpTransport
+from unisono.runtime.udp import Traffic, UdpTransport
 
 
 class Transport(Protocol):

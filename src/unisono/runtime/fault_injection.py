@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from unisono.model.faults import Duplication, Fault, Loss, LossModel, Partition
-from unisono.runtime.sockets import ReceiveCallback
+from unisono.runtime.socket_setup import ReceiveCallback
 from unisono.wire.frame import sender_of
 
 

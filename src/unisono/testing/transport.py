@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from unisono.errors import GroupClosed
 from unisono.model.effects import Datagram
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.sockets import ReceiveCallback
-from unisono.runtime.transport import Traffic
+from unisono.runtime.socket_setup import ReceiveCallback
+from unisono.runtime.udp import Traffic
 
 MAX_FRAME_BYTES = 1472
 """The largest datagram, as on an Ethernet without fragmentation."""

@@ -216,7 +216,7 @@ class Items(Part):
     """Messages one after the other: as many as the `count` says; without a `count`, up to the end of the message."""
 
     def __init__(self, name: str, item: Spec[Any], *, ascending: bool = False) -> None:
-        """With `ascending`, the encoder sorts the items."""
+        """With `ascending`, the encoder sorts the items, and the decoder refuses them in another order."""
         super().__init__(name)
         self._item = item
         self._ascending = ascending
@@ -229,6 +229,8 @@ class Items(Part):
         while at < len(body) if items is None else len(found) < items:
             item, at = self._item.decode_at(body, at)
             found.append(item)
+        if self._ascending and found != sorted(found):
+            raise Unreadable(f"{self.name}: the items are not in ascending order")
         return tuple(found), at
 
 

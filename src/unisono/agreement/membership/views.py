@@ -71,8 +71,8 @@ from unisono.agreement.membership.multicast import (
     ViewMulticast,
     encode_view_description,
 )
+from unisono.agreement.paxos.acceptor import Decision
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.log import Decision
 from unisono.errors import InvariantViolated, UnisonoError
 from unisono.model.delays import Histogram
 from unisono.model.events import Blocked, Violation, ViolationKind

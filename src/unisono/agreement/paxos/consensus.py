@@ -12,7 +12,7 @@ consensus among the services of a group. This is Paxos with a stable leader:
    A follower stores them and answers ACCEPTED.
 3. Learn. A value is decided when a majority, the leader included, has accepted it under one ballot. The leader's next
    ACCEPT announces how far instances are decided. A member that lags fetches decided values, or a snapshot, with
-   FETCH (`log.py`). In a group of two or three a follower does not wait for the announcement: see `FollowerState`.
+   FETCH (`acceptor.py`). In a group of two or three a follower does not wait for the announcement: see `FollowerState`.
 
 Sending: `propose` stores a value and either proposes it (leader) or forwards it to the leader. `flush` creates the
 ACCEPT and ACCEPTED frames and reports decisions. Receiving: `from_below` handles one frame. Unless `batch_replies` is
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from unisono.agreement.failure_detector import MISTAKES_PER_S, FailureDetector
-from unisono.agreement.paxos.log import Acceptor, CatchUp, ConsensusOutput, Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.acceptor import Acceptor, CatchUp, ConsensusOutput, Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.messages import (
     ACCEPT_BYTES,
     CHOSEN,
@@ -49,13 +49,11 @@ from unisono.agreement.paxos.messages import (
     Proposal,
     Snapshot,
     StorageMismatch,
-    ballot_after,
-    owner_of,
 )
 from unisono.errors import InvalidOption
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.timing import earliest
-from unisono.model.units import EVERYONE
+from unisono.model.units import EVERYONE, MEMBER_MAX
 from unisono.wire.codec import control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame
 
@@ -70,6 +68,16 @@ CANDIDACY_RETRIES = 8
 RETRANSMIT_FRAMES_MAX = 8
 """Retransmit at most this many ACCEPT frames to one member at a time."""
 _NOT_ACCEPTED = (0, b"")
+
+
+def ballot_after(ballot: int, member: int) -> int:
+    """The lowest ballot of a member that is above another ballot."""
+    return ((ballot >> 16) + 1) << 16 | member
+
+
+def owner_of(ballot: int) -> int:
+    """The member that may use a ballot; 0 for ballot 0, which belongs to no member."""
+    return ballot & MEMBER_MAX
 
 
 class Role(StrEnum):

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from unisono.model.units import MEMBER_MAX
 from unisono.wire.codec import (
     SEQUENCE_LIMIT,
     AnySpec,
@@ -32,16 +31,6 @@ from unisono.wire.frame import Kind
 
 CHOSEN = SEQUENCE_LIMIT - 1
 """Used as the ballot of a value that is known to be decided. It is above every real ballot."""
-
-
-def ballot_after(ballot: int, member: int) -> int:
-    """The lowest ballot of a member that is above another ballot."""
-    return ((ballot >> 16) + 1) << 16 | member
-
-
-def owner_of(ballot: int) -> int:
-    """The member that may use a ballot; 0 for ballot 0, which belongs to no member."""
-    return ballot & MEMBER_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,20 +247,10 @@ class StorageIdRecord:
 ConsensusRecord: TypeAlias = PromiseRecord | ValueRecord | DecisionRecord | SnapshotRecord | StorageIdRecord
 
 
-_RECORDS: Tagged[ConsensusRecord] = Tagged(
+RECORDS: Tagged[ConsensusRecord] = Tagged(
     (1, Spec(PromiseRecord, u64("ballot"))),
     (2, Spec(ValueRecord, u64("k"), u64("ballot"), Bytes("value"))),
     (3, Spec(DecisionRecord, u64("k"))),
     (4, Spec(SnapshotRecord, u64("k"), Bytes("state"))),
     (5, Spec(StorageIdRecord, u16("member"), u32("storage_id"))),
 )
-
-
-def encode_record(record: ConsensusRecord) -> bytes:
-    """The bytes of a record for stable storage."""
-    return _RECORDS.encode(record)
-
-
-def decode_record(record: bytes) -> ConsensusRecord:
-    """Read a record back; raises Unreadable if it is malformed."""
-    return _RECORDS.decode(record)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from unisono.agreement.paxos.log import RestoredState
+from unisono.agreement.paxos.acceptor import RestoredState
 from unisono.errors import StorageError
 from unisono.model.events import PackedMessages, RemainingMessages
 from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRange, MessageSet, SenderSlot, SequenceRange

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from unisono.agreement.failure_detector import retry_interval_ns
-from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
+from unisono.agreement.paxos.acceptor import ConsensusOutput, RestoredState
 from unisono.errors import InvariantViolated
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
@@ -33,6 +33,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, NS_PER_MS, Rate, duration_text
 from unisono.orders.cbr.order import Cbr
+from unisono.orders.consensus.order import build_consensus
 from unisono.orders.final.agreement import (
     AgreedRange,
     FinalLog,
@@ -58,7 +59,6 @@ from unisono.orders.final.messages import (
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
-from unisono.orders.over_consensus import build_consensus
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.codec import Unreadable, control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame

@@ -48,6 +48,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRef, MessageSet
+from unisono.orders.priority.consumable_queue import TAIL, ConsumableQueue, PriorityMessage, QueuedMessage, urgency
 from unisono.orders.priority.messages import (
     Ack,
     ConsumedHistory,
@@ -60,7 +61,6 @@ from unisono.orders.priority.messages import (
     QueueEntry,
     ReceivedAck,
 )
-from unisono.orders.priority.queue import TAIL, ConsumableQueue, PriorityMessage, QueuedMessage, urgency
 
 
 class DecisionMode(Enum):

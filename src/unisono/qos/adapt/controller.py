@@ -31,7 +31,7 @@ from unisono.net.fec.layer import residual_loss
 from unisono.qos.adapt.estimate import Estimate, Estimator
 from unisono.qos.plan.negotiation import CounterOffer, Environment, Requirement, Target, meets, negotiate
 from unisono.qos.plan.rmcast_model import FOREVER_NS, NetworkModel, reach_probability
-from unisono.qos.watch.sla import Finding, SlaStatus
+from unisono.qos.watch.sla_evaluation import Finding, SlaStatus
 
 Setting = TypeVar("Setting")
 

@@ -16,12 +16,12 @@ from unisono.model.policy import check_slots
 from unisono.model.units import NS_PER_S, duration_text
 from unisono.net.fec.layer import ask_above_fec, offer_through_fec
 from unisono.orders.cbr import bounds as cbr_offer
+from unisono.orders.consensus import bounds as consensus_offer
 from unisono.orders.final.bounds import with_finals
 from unisono.orders.leader import broadcast as leader
 from unisono.orders.leader import timestamp
-from unisono.orders.log import bounds as consensus_offer
-from unisono.orders.multigroup import bounds as quasi_genuine_offer
 from unisono.orders.priority import bounds as priority_offer
+from unisono.orders.quasi_genuine import bounds as quasi_genuine_offer
 from unisono.orders.vbr import bounds as vbr_offer
 from unisono.qos.plan.over_rmcast import OfferFunction, ReliabilityRequirement, over_rmcast
 from unisono.wire.frame import FRAME_NUMBER_MAX

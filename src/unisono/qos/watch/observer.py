@@ -34,7 +34,7 @@ from unisono.net.clock_check import ClockCheck
 from unisono.qos.adapt.controller import Adapter
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.meters import WINDOW_NS, Monitor
-from unisono.qos.watch.sla import Finding, MemberEvaluation, collector_of
+from unisono.qos.watch.sla_evaluation import Finding, MemberEvaluation, collector_of
 from unisono.wire.control import decode_settings_with_verdict
 from unisono.wire.frame import Frame
 

@@ -11,7 +11,7 @@ from unisono.model.faults import Crash, Pause
 from unisono.model.scenario import Scenario
 from unisono.orders.final.bounds import report_every_ns
 from unisono.orders.final.order import FinalOrder
-from unisono.orders.multigroup.order import QuasiGenuine
+from unisono.orders.quasi_genuine.order import QuasiGenuine
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
 from unisono.stack import Stack

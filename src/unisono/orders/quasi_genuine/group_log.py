@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections import deque
 
 from unisono.model.topology import Multigroup
-from unisono.orders.multigroup.barriers import BarrierRequests
-from unisono.orders.multigroup.messages import (
+from unisono.orders.packing import BUNDLE_BYTES
+from unisono.orders.quasi_genuine.barriers import BarrierRequests
+from unisono.orders.quasi_genuine.messages import (
     ITEM_BYTES,
     Cast,
     GroupState,
@@ -39,8 +40,7 @@ from unisono.orders.multigroup.messages import (
     stamp_of,
     time_of,
 )
-from unisono.orders.multigroup.topology_change import SENDING_STATES, LinkState, TopologyState
-from unisono.orders.packing import BUNDLE_BYTES
+from unisono.orders.quasi_genuine.topology_change import SENDING_STATES, LinkState, TopologyState
 
 RETAINED_ENTRIES = 1 << 14
 """Keep this many entries for members of another group that have not acknowledged them."""

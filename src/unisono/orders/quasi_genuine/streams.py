@@ -19,8 +19,18 @@ from dataclasses import dataclass
 from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.units import Rate, Reserver
-from unisono.orders.multigroup.group_log import GroupLog, OutgoingStream
-from unisono.orders.multigroup.messages import (
+from unisono.orders.packing import (
+    BUNDLE_BYTES,
+    BUNDLE_OVERHEAD_BYTES,
+    Bundle,
+    Pacer,
+    Packer,
+    checked_sizes,
+    count_fitting_messages,
+    reservation,
+)
+from unisono.orders.quasi_genuine.group_log import GroupLog, OutgoingStream
+from unisono.orders.quasi_genuine.messages import (
     CAST_BYTES,
     ENTRY_BYTES,
     STREAM_BYTES,
@@ -32,17 +42,7 @@ from unisono.orders.multigroup.messages import (
     encode_control,
     stamp_of,
 )
-from unisono.orders.multigroup.topology_change import LinkState
-from unisono.orders.packing import (
-    BUNDLE_BYTES,
-    BUNDLE_OVERHEAD_BYTES,
-    Bundle,
-    Pacer,
-    Packer,
-    checked_sizes,
-    count_fitting_messages,
-    reservation,
-)
+from unisono.orders.quasi_genuine.topology_change import LinkState
 from unisono.wire.codec import control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame
 

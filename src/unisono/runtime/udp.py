@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from unisono.errors import InvalidOption, MissingDependency
 from unisono.model.effects import Datagram
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.sockets import (
+from unisono.runtime.socket_setup import (
     MAX_UDP_PAYLOAD,
     Address,
     Addresses,

@@ -1,7 +1,7 @@
-"""Rules for the rooms, the top-level modules and packages of `unisono`, checked in one `ast` pass.
+"""Rules for the parts, the top-level modules and packages of `unisono`, checked in one `ast` pass.
 
 `MAY_IMPORT` is the map of allowed imports. docs/architecture.md shows the same table, and a test compares the two:
-change both to add a room or to allow an import. The checker reads source text, so planted breaches pass through the
+change both to add a part or to allow an import. The checker reads source text, so planted breaches pass through the
 same function as the real files.
 """
 
@@ -17,7 +17,7 @@ import pytest
 PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "src" / "unisono"
 
-# Room -> other rooms that it may import. Each module at the top of the package is a room.
+# Part -> other parts that it may import. Each module at the top of the package is a part.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "model": ("errors",),
@@ -57,8 +57,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__main__": ("cli", "__init__"),
 }
 
-# In these rooms time and randomness are arguments, and there is no I/O.
-PURE_ROOMS = frozenset({"errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "check"})
+# In these parts time and randomness are arguments, and there is no I/O.
+PURE_PARTS = frozenset({"errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "check"})
 IMPURE_MODULES = frozenset(
     {
         *("time", "datetime", "random", "secrets", "uuid"),
@@ -67,8 +67,8 @@ IMPURE_MODULES = frozenset(
     }
 )
 
-# In these rooms the same seed gives the same run, so no set is iterated in hash order.
-SEEDED_ROOMS = PURE_ROOMS | {"sim", "trace", "replica", "experiments"}
+# In these parts the same seed gives the same run, so no set is iterated in hash order.
+SEEDED_PARTS = PURE_PARTS | {"sim", "trace", "replica", "experiments"}
 ORDER_KEEPING_CALLS = frozenset({"list", "tuple", "enumerate", "reversed", "iter"})
 
 VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common"})
@@ -89,7 +89,7 @@ class Breach:
         return f"src/unisono/{self.path}:{self.line}: [{self.rule}] {self.found}"
 
 
-def room_of(path: PurePosixPath) -> str:
+def part_of(path: PurePosixPath) -> str:
     return path.parts[0].removesuffix(".py")
 
 
@@ -103,7 +103,7 @@ def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[in
             case ast.ImportFrom(module=module, names=names, level=level):
                 base = package[: len(package) - level + 1] if level else ()
                 origin = ".".join((*base, module) if module else base)
-                # The imported name may be a room (`from unisono import model`), so it is part of the path.
+                # The imported name may be a part (`from unisono import model`), so it is part of the path.
                 yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
                 yield node.lineno, name
@@ -113,26 +113,26 @@ def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[in
                 pass
 
 
-def imported_room(module: str) -> str:
-    """The room of a dotted name under `unisono`; a name in no room comes from the package's `__init__`."""
+def imported_part(module: str) -> str:
+    """The part of a dotted name under `unisono`; a name in no part comes from the package's `__init__`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "__init__"
 
 
 def import_breaches(tree: ast.Module, path: PurePosixPath) -> Iterator[Breach]:
-    room = room_of(path)
-    if room not in MAY_IMPORT:
-        yield Breach(path, 1, "rooms", f"{room} is not in the map: add it to MAY_IMPORT and docs/architecture.md")
+    part = part_of(path)
+    if part not in MAY_IMPORT:
+        yield Breach(path, 1, "parts", f"{part} is not in the map: add it to MAY_IMPORT and docs/architecture.md")
     for line, module in imported_modules(tree, path):
         top = module.split(".")[0]
         if top == "unisono":
-            target = imported_room(module)
-            if target not in (room, *MAY_IMPORT.get(room, ())):
-                yield Breach(path, line, "imports", f"{room} may not import {target} ({module})")
-        elif top in IMPURE_MODULES and room in PURE_ROOMS:
-            yield Breach(path, line, "purity", f"{room} may not import {top}: pass time, randomness and I/O in")
-        elif top == "pyspark" and room != "pipeline":
-            yield Breach(path, line, "pyspark", f"only pipeline imports pyspark, not {room}")
+            target = imported_part(module)
+            if target not in (part, *MAY_IMPORT.get(part, ())):
+                yield Breach(path, line, "imports", f"{part} may not import {target} ({module})")
+        elif top in IMPURE_MODULES and part in PURE_PARTS:
+            yield Breach(path, line, "purity", f"{part} may not import {top}: pass time, randomness and I/O in")
+        elif top == "pyspark" and part != "pipeline":
+            yield Breach(path, line, "pyspark", f"only pipeline imports pyspark, not {part}")
 
 
 def is_hash_ordered(iterable: ast.expr) -> bool:
@@ -181,15 +181,15 @@ def text_breaches(tree: ast.Module, path: PurePosixPath, source: str) -> Iterato
 def breaches(path: PurePosixPath, source: str) -> list[Breach]:
     """All breaches in one file, whose path is relative to src/unisono."""
     tree = ast.parse(source)
-    room = room_of(path)
+    part = part_of(path)
     found = [*import_breaches(tree, path), *text_breaches(tree, path, source)]
-    if room != "cli":
+    if part != "cli":
         found += [
-            Breach(path, node.lineno, "print", f"{room} may not print: only cli writes to the terminal")
+            Breach(path, node.lineno, "print", f"{part} may not print: only cli writes to the terminal")
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         ]
-    if room in SEEDED_ROOMS:
+    if part in SEEDED_PARTS:
         found += [
             Breach(path, iterable.lineno, "hash order", "iterates a set: sort it, or keep a dict or a tuple")
             for iterable in loops(tree)
@@ -244,8 +244,8 @@ PLANTED = [
     ("check/order.py", "from unisono.sim import world\n", 1, "imports"),
     ("group.py", "from unisono.cli import main\n", 1, "imports"),
     ("__init__.py", '"""Face."""\nfrom .runtime.driver import Driver\n', 2, "imports"),
-    ("bridge/map.py", "x = 1\n", 1, "rooms"),
-    ("transport.py", "x = 1\n", 1, "rooms"),
+    ("bridge/map.py", "x = 1\n", 1, "parts"),
+    ("transport.py", "x = 1\n", 1, "parts"),
     ("orders/vbr/order.py", "import time\n", 1, "purity"),
     ("orders/vbr/order.py", "x = 1\nfrom random import Random\n", 2, "purity"),
     ("stack.py", "import os.path\n", 1, "purity"),
@@ -298,28 +298,28 @@ def test_valid_source_passes(path: str, source: str) -> None:
     assert breaches(PurePosixPath(path), source) == []
 
 
-def reachable(room: str) -> set[str]:
-    return {room}.union(*(reachable(other) for other in MAY_IMPORT[room]))
+def reachable(part: str) -> set[str]:
+    return {part}.union(*(reachable(other) for other in MAY_IMPORT[part]))
 
 
 def test_the_map_has_no_cycle() -> None:
     graphlib.TopologicalSorter(MAY_IMPORT).prepare()  # raises CycleError with the cycle
-    assert [room for room, targets in MAY_IMPORT.items() if "cli" in targets] == ["__main__"]
-    assert not [room for room, targets in MAY_IMPORT.items() if "__main__" in targets]
+    assert [part for part, targets in MAY_IMPORT.items() if "cli" in targets] == ["__main__"]
+    assert not [part for part, targets in MAY_IMPORT.items() if "__main__" in targets]
     assert set(MAY_IMPORT["cli"]) == MAY_IMPORT.keys() - {"cli", "__main__"}
     assert "runtime" not in reachable("sim")
     assert "sim" not in reachable("runtime")
 
 
-def test_the_map_has_exactly_the_existing_rooms() -> None:
-    existing = {room_of(PurePosixPath(file.relative_to(PACKAGE).as_posix())) for file in PACKAGE.rglob("*.py")}
+def test_the_map_has_exactly_the_existing_parts() -> None:
+    existing = {part_of(PurePosixPath(file.relative_to(PACKAGE).as_posix())) for file in PACKAGE.rglob("*.py")}
     assert existing == MAY_IMPORT.keys()
 
 
 def test_the_documentation_shows_the_same_map() -> None:
     text = (PROJECT / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, flags=re.MULTILINE)
-    documented = {room: set(re.findall(r"`(\w+)`", targets)) for room, targets in rows}
-    # The page states above the table that all rooms may import errors, and that cli may import all rooms.
+    documented = {part: set(re.findall(r"`(\w+)`", targets)) for part, targets in rows}
+    # The page states above the table that all parts may import errors, and that cli may import all parts.
     assert documented.pop("cli", None) == {"__main__", "cli"}
-    assert documented == {room: set(targets) - {"errors"} for room, targets in MAY_IMPORT.items() if room != "cli"}
+    assert documented == {part: set(targets) - {"errors"} for part, targets in MAY_IMPORT.items() if part != "cli"}

@@ -18,8 +18,8 @@ from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 
 from unisono.model.topology import Topology
-from unisono.orders.multigroup.messages import GroupState, NumberedEntry, SourceBarrier, StampedEntry, time_of
-from unisono.orders.multigroup.topology_change import IncomingLink
+from unisono.orders.quasi_genuine.messages import GroupState, NumberedEntry, SourceBarrier, StampedEntry, time_of
+from unisono.orders.quasi_genuine.topology_change import IncomingLink
 
 OUT_OF_ORDER_MAX = 1 << 10
 """Keep entries of a stream that arrive out of order up to this many numbers ahead."""

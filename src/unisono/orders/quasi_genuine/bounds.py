@@ -7,8 +7,8 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.model.units import NS_PER_S, duration_text
-from unisono.orders.multigroup.messages import ENTRY_BYTES, STREAM_BYTES
 from unisono.orders.packing import BUNDLE_OVERHEAD_BYTES
+from unisono.orders.quasi_genuine.messages import ENTRY_BYTES, STREAM_BYTES
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 BARRIER_THRESHOLD_NS = 20_000_000

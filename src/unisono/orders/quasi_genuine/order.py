@@ -23,33 +23,31 @@ messages, entries for other groups), `topology_change` (links that open and clos
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop, heappush
 from itertools import islice
 
 from unisono.agreement.failure_detector import retry_interval_ns
-from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
+from unisono.agreement.paxos.acceptor import ConsensusOutput, RestoredState
 from unisono.errors import DestinationNotAllowed, InvalidOption, StorageError
 from unisono.model.effects import StoredRecords
-from unisono.model.events import Batch, Grade, LeaveComplete, PackedMessages, TopologyChange, Violation, ViolationKind
+from unisono.model.events import Grade, LeaveComplete, TopologyChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.timing import Timing, earliest
+from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, Rate, Reserver
+from unisono.orders.consensus.order import ConsensusOrderBase, build_consensus
 from unisono.orders.contract import Mode
-from unisono.orders.multigroup.barriers import BarrierQueue, BarrierRequests, BarrierRetry
-from unisono.orders.multigroup.bounds import quasi_genuine_latency_bound_ns
-from unisono.orders.multigroup.group_log import (
+from unisono.orders.quasi_genuine.barriers import BarrierQueue, BarrierRequests, BarrierRetry
+from unisono.orders.quasi_genuine.bounds import quasi_genuine_latency_bound_ns
+from unisono.orders.quasi_genuine.group_log import (
     AHEAD_MAX,
     RESERVED_VALUE_BYTES,
     GroupLog,
     GroupProposer,
     PendingProposals,
 )
-from unisono.orders.multigroup.messages import (
+from unisono.orders.quasi_genuine.messages import (
     ITEM_BYTES,
     SPECS,
-    STAMP_SENDERS,
     BarrierRequest,
     Cast,
     ConfirmTopology,
@@ -70,20 +68,15 @@ from unisono.orders.multigroup.messages import (
     tagged_consensus_writes,
     time_of,
 )
-from unisono.orders.multigroup.streams import GroupStreams, MulticastSender, relay_of
-from unisono.orders.multigroup.topology_change import TopologyExchange
-from unisono.orders.over_consensus import ConsensusOrderBase, build_consensus
-from unisono.orders.packing import Bundle
+from unisono.orders.quasi_genuine.optimistic import OptimisticDelivery, WaitWindow
+from unisono.orders.quasi_genuine.streams import GroupStreams, MulticastSender, relay_of
+from unisono.orders.quasi_genuine.topology_change import TopologyExchange
+from unisono.orders.quasi_genuine.unpacking import BundleUnpacker
 from unisono.wire.codec import Unreadable, control_frame
 from unisono.wire.frame import (
-    FIRST_FRAGMENT,
-    FRAGMENT,
-    MORE_FRAGMENTS,
     Frame,
     Kind,
-    ReassembledMessage,
     addressed_to,
-    read_packed_messages,
 )
 
 WINDOW = 64
@@ -93,11 +86,6 @@ COMPACT_EVERY_INSTANCES = 4096
 """A snapshot replaces the log after this many instances."""
 BLOCKED_AFTER_REQUESTS = 4
 """A member reports that it is held up after requesting the same barriers again this many times."""
-POSITIONS_PER_STAMP = 1 << 16
-"""No bundle holds more messages."""
-DELAY_SAMPLES = 256
-WINDOW_FACTOR_MAX = 8
-"""The measured window is at most this many times the initial one."""
 
 
 class QuasiGenuine(ConsensusOrderBase):
@@ -623,136 +611,3 @@ class QuasiGenuine(ConsensusOrderBase):
             self._restarted = True
             self.message_sender.send_control(0, ConfirmTopology(self.log.topology.version))
             self._apply_topology_changes(0, leads=False)
-
-
-class BundleUnpacker:
-    """Turns decided bundles into deliveries of one grade."""
-
-    def __init__(self, timing: Timing, grade: Grade | None) -> None:
-        self.slot = 0
-        """The slot of the last delivered message."""
-        self.fragments: dict[tuple[int, int], list[bytes]] = {}
-        """By (sender, incarnation), the fragments received of an incomplete message."""
-        self._timing, self._grade = timing, grade
-        self._index = 0
-        """The index of this member's next delivery. Every other field of a batch is the same at all members."""
-
-    def batch(self, stamp: int, bundle: Bundle) -> Batch | None:
-        """The messages of a bundle, or None if its message is incomplete."""
-        packed = self._packed_messages(bundle)
-        if packed is None:
-            return None
-        self.slot = slot = self._timing.slot_of(time_of(stamp))
-        position = (stamp - slot * self._timing.theta_ns * STAMP_SENDERS) * POSITIONS_PER_STAMP
-        batch = Batch(
-            bundle.sender,
-            bundle.incarnation,
-            slot,
-            bundle.first_sequence,
-            position,
-            self._index,
-            packed.count,
-            [packed],
-            grade=self._grade,
-        )
-        self._index += packed.count
-        return batch
-
-    def _packed_messages(self, bundle: Bundle) -> PackedMessages | None:
-        if not bundle.flags & FRAGMENT:
-            return read_packed_messages(bundle.body, 0, len(bundle.body))
-        sender_run = (bundle.sender, bundle.incarnation)
-        if bundle.flags & FIRST_FRAGMENT:
-            self.fragments[sender_run] = []
-        elif sender_run not in self.fragments:
-            return None
-        self.fragments[sender_run].append(bundle.body)
-        return None if bundle.flags & MORE_FRAGMENTS else ReassembledMessage(self.fragments.pop(sender_run))
-
-
-class WaitWindow:
-    """w(p): how long a message waits before it is proposed and delivered early.
-
-    It is the declared value, or a quarter more than the longest of the last measured delays: `initial_ns` until a delay
-    is measured, and at most `WINDOW_FACTOR_MAX` times that, so that one member that stalled does not slow down the
-    others for long. The delay is that of a single datagram: the delay of a retransmitted message would include the
-    window itself.
-    """
-
-    def __init__(self, declared_ns: int | None, initial_ns: int) -> None:
-        self._declared_ns, self._initial_ns = declared_ns, initial_ns
-        self._delays_ns: deque[int] = deque(maxlen=DELAY_SAMPLES)
-        self._longest_ns = 0
-
-    @property
-    def ns(self) -> int:
-        """The current window."""
-        if self._declared_ns is not None:
-            return self._declared_ns
-        if not self._delays_ns:
-            return self._initial_ns
-        return min(self._longest_ns + self._longest_ns // 4, WINDOW_FACTOR_MAX * self._initial_ns)
-
-    def record_delay(self, delay_ns: int) -> None:
-        """Record the delay of a datagram, as the clocks show it."""
-        if self._declared_ns is not None:
-            return
-        dropped_ns = self._delays_ns[0] if len(self._delays_ns) == DELAY_SAMPLES else 0
-        self._delays_ns.append(max(0, delay_ns))
-        if dropped_ns == self._longest_ns:
-            self._longest_ns = max(self._delays_ns)
-        else:
-            self._longest_ns = max(self._longest_ns, delay_ns)
-
-
-class OptimisticDelivery:
-    """optPending: one member's messages that wait for early delivery (Algorithm 3).
-
-    A message is delivered early when the clock has passed its timestamp by w(p), in timestamp order. A message is late
-    if it arrives after that, or after one with a larger timestamp was delivered early. A late message is only delivered
-    finally (errata 003-6, 003-7), as is a message that becomes final before its early delivery is due.
-    """
-
-    def __init__(self, window: WaitWindow, timing: Timing) -> None:
-        self._window = window
-        self._unpacker = BundleUnpacker(timing, Grade.EARLY)
-        self._pending: list[tuple[int, int, Bundle]] = []
-        """A heap of (stamp of the timestamp, serial, bundle)."""
-        self._received_serials: dict[tuple[int, int], int] = {}
-        """By (sender, incarnation), the number of bundles received."""
-        self._final_serials: dict[tuple[int, int], int] = {}
-        """By (sender, incarnation), the number of final bundles."""
-        self._last_stamp = 0
-        """The stamp of the last early delivery."""
-        self.late_bundles = 0
-        """The number of bundles that were not delivered early: they were late or held a fragment."""
-
-    def add(self, now: int, stamp: int, bundle: Bundle) -> None:
-        """A message for this group has arrived from its sender."""
-        sender_run = (bundle.sender, bundle.incarnation)
-        if bundle.serial < max(self._received_serials.get(sender_run, 0), self._final_serials.get(sender_run, 0)):
-            return
-        self._received_serials[sender_run] = bundle.serial + 1
-        if time_of(stamp) < now - self._window.ns or stamp <= self._last_stamp or bundle.flags & FRAGMENT:
-            self.late_bundles += 1
-            return
-        heappush(self._pending, (stamp, bundle.serial, bundle))
-
-    def mark_final(self, bundle: Bundle) -> None:
-        """A message has been delivered finally."""
-        self._final_serials[bundle.sender, bundle.incarnation] = bundle.serial + 1
-
-    def pop_due(self, now: int) -> list[Batch]:
-        """The messages to deliver early now, in timestamp order."""
-        batches: list[Batch] = []
-        while self._pending and time_of(self._pending[0][0]) + self._window.ns < now:
-            stamp, serial, bundle = heappop(self._pending)
-            if serial >= self._final_serials.get((bundle.sender, bundle.incarnation), 0):
-                self._last_stamp = stamp
-                batch = self._unpacker.batch(stamp, bundle)
-                batches += [] if batch is None else [batch]
-        return batches
-
-    def due_at(self) -> int | None:
-        """When the first early delivery is due."""
-        return time_of(self._pending[0][0]) + self._window.ns + 1 if self._pending else None

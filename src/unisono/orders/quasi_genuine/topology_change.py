@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from unisono.model.units import NS_PER_S
-from unisono.orders.multigroup.messages import (
+from unisono.orders.quasi_genuine.messages import (
     ConfirmTopology,
     IncomingLinkState,
     OutgoingLinkState,

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from unisono.agreement.paxos.messages import (
     CHOSEN,
+    RECORDS,
     SNAPSHOT_BYTES,
     ConsensusMessage,
     ConsensusRecord,
@@ -27,8 +28,6 @@ from unisono.agreement.paxos.messages import (
     SnapshotRecord,
     StorageIdRecord,
     ValueRecord,
-    decode_record,
-    encode_record,
 )
 from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import Write
@@ -122,7 +121,7 @@ class Acceptor:
         self.decided = upto
         if upto - self._recorded_decided >= RECORD_DECIDED_EVERY:
             self._recorded_decided = upto
-            self.writes.append(Write((encode_record(DecisionRecord(upto)),), may_be_lost=True))
+            self.writes.append(Write((RECORDS.encode(DecisionRecord(upto)),), may_be_lost=True))
 
     def storage_id_matches(self, member: int, storage_id: int) -> bool:
         """Whether a member still has the storage of its first frame. If not, it has lost its promises."""
@@ -207,7 +206,7 @@ class Acceptor:
         """Restore the state of an earlier incarnation. Raises StorageError if the records contradict each other."""
         for number, data in enumerate(records):
             try:
-                record = decode_record(data)
+                record = RECORDS.decode(data)
             except Unreadable as error:
                 raise StorageError(
                     f"record {number} is not a consensus record ({error}); check that the file is the storage of this "
@@ -259,10 +258,10 @@ class Acceptor:
         ]
         if self.decided > self.snapshot_at:
             records.append(DecisionRecord(self.decided))
-        self.writes.append(Write(tuple(map(encode_record, records)), replaces_all=True))
+        self.writes.append(Write(tuple(map(RECORDS.encode, records)), replaces_all=True))
 
     def _record(self, record: ConsensusRecord) -> None:
-        self.writes.append(Write((encode_record(record),)))
+        self.writes.append(Write((RECORDS.encode(record),)))
 
 
 SendPart = Callable[[int, ConsensusMessage, int, int], None]

@@ -1,12 +1,10 @@
-"""Timing: the latency bound (paper 000, Theorems 1 and 2, or as negotiated) and the declared rates (paper 000 §2).
+"""Rate compliance: every sender keeps its declared rate (paper 000 §2).
 
-Latency is the real time from a send to each of its deliveries.
-
-Rate compliance: no sender has more messages in a slot than its declared burst, nor more over time than its declared
-average. "Over time" means any k consecutive slots, with the k of the sender's pacer (`Rate.averaging_slots`). A
-delivered message's key says in which slot it was sent, so deliveries are enough. The check applies to slot orders
-(`Capabilities.rate_checked`) in runs whose rates and slot lengths did not change. A range of slots can be checked on
-its own; averaging windows that cross its edges are checked where ranges are joined, from the usage near the edges.
+No sender has more messages in a slot than its declared burst, nor more over time than its declared average. "Over time"
+means any k consecutive slots, with the k of the sender's pacer (`Rate.averaging_slots`). A delivered message's key says
+in which slot it was sent, so deliveries are enough. The check applies to slot orders (`Capabilities.rate_checked`) in
+runs whose rates and slot lengths did not change. A range of slots can be checked on its own; averaging windows that
+cross its edges are checked where ranges are joined, from the usage near the edges.
 """
 
 from __future__ import annotations
@@ -20,83 +18,15 @@ from unisono.check.columns import (
     dropped_rows_reason,
     empty_trace_reason,
     group_starts,
-    message_at,
     message_codes,
     packed,
-    position_at,
     stream_codes,
-    unrecorded_sends,
 )
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
+from unisono.check.verdict import Doubt, MessageId, Status, Verdict, Witness, no_violation
 from unisono.model.capabilities import recorded_capabilities
 from unisono.model.units import Rate
 from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
-
-LATENCY = "latency"
-NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "the run promised no latency bound")
-
-
-def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
-    """Check that every delivery comes within `bound_ns` (by default the run's bound) of its send.
-
-    The figures of the verdict are statistics of the latencies.
-    """
-    bound = trace.meta.bound_ns if bound_ns is None else bound_ns
-    deliveries = trace.deliveries()
-    matched, taken_ns = latencies(trace, deliveries)
-    figures = _statistics(taken_ns, bound)
-    if bound is not None and figures["late"]:
-        late = np.flatnonzero(taken_ns > bound)
-        first = late[np.argmin(deliveries.real_ns[matched[late]])]
-        row = int(matched[first])
-        message, member = message_at(deliveries, row), int(deliveries.member[row])
-        text = (
-            f"member {member} delivered {message} {taken_ns[first] / 1e6:.3f} ms after it was sent, "
-            f"{(taken_ns[first] - bound) / 1e6:.3f} ms later than the bound of {bound / 1e6:.3f} ms"
-        )
-        witness = Witness((message,), (member,), (position_at(deliveries, row),), text)
-        return Verdict(LATENCY, Status.VIOLATED, witness, figures["late"], figures=figures)
-    doubt = NO_BOUND_PROMISED if bound is None else dropped_rows_reason(trace) or empty_trace_reason(trace)
-    if doubt is None and len(matched) < len(deliveries):
-        doubt = sends_not_recorded(unrecorded_sends(trace, deliveries))
-    return no_violation(LATENCY, doubt, figures)
-
-
-def sends_not_recorded(deliveries: int) -> Doubt | None:
-    """The doubt that this number of deliveries without a recorded send leaves; None for 0."""
-    if not deliveries:
-        return None
-    return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")
-
-
-def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
-    """The row numbers of the deliveries whose send is recorded, and the latency of each."""
-    sends = trace.sends()
-    sent, delivered = message_codes(sends, deliveries)
-    if len(sent) == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    order = np.argsort(sent, kind="stable")
-    at = np.minimum(np.searchsorted(sent[order], delivered), len(sent) - 1)
-    matched = np.flatnonzero(sent[order][at] == delivered)
-    return matched, deliveries.real_ns[matched] - sends.real_ns[order][at][matched]
-
-
-def _statistics(latencies_ns: Ints, bound_ns: int | None) -> dict[str, int]:
-    """The figures of a latency verdict; all 0 if there are no latencies. A percentile is a latency that occurred."""
-    if len(latencies_ns) == 0:
-        return dict.fromkeys(("deliveries", "late", "min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"), 0)
-    p50, p99, p999 = np.quantile(latencies_ns, (0.5, 0.99, 0.999), method="inverted_cdf")
-    return {
-        "deliveries": len(latencies_ns),
-        "late": 0 if bound_ns is None else int((latencies_ns > bound_ns).sum()),
-        "min_ns": int(latencies_ns.min()),
-        "p50_ns": int(p50),
-        "p99_ns": int(p99),
-        "p999_ns": int(p999),
-        "max_ns": int(latencies_ns.max()),
-    }
-
 
 RATE_COMPLIANCE = "rate_compliance"
 MAX_REPORTED = 100
