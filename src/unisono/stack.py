@@ -139,8 +139,9 @@ class Stack:
         self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
         self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
-        # A slot order checks its deliveries itself, once per slot.
-        self._delivery_check = DeliveryCheck(policy.member) if self._slot_order is None else None
+        # VBR alone checks its deliveries itself, once per slot.
+        is_bare_vbr = self._slot_order is not None and not has_final_grade
+        self._delivery_check = None if is_bare_vbr else DeliveryCheck(policy.member)
         self._declared_grid = SlotGrid.of(policy.timing)
         clock_check.next_wake = self._wake_at
 

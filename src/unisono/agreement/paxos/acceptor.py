@@ -244,8 +244,8 @@ class Acceptor:
             self.decided = self.discarded_upto = self.last_accepted = record.k
 
     def _discard_upto(self, k: int) -> None:
-        for old in range(self.discarded_upto + 1, k + 1):
-            self.log.pop(old, None)
+        for old in [instance for instance in self.log if instance <= k]:  # k may come from the network, so no range
+            del self.log[old]
         self.discarded_upto = max(self.discarded_upto, k)
 
     def _rewrite_storage(self) -> None:
@@ -268,12 +268,21 @@ SendPart = Callable[[int, ConsensusMessage, int, int], None]
 """Called with (now, message, to, number of frames of the same answer that follow)."""
 
 
+CheckState = Callable[[bytes], object]
+"""Called with the state of a snapshot from another member. Raises Unreadable if the owner of the log cannot read it."""
+
+
 class CatchUp:
     """Fetches decisions that other members know, and answers members that fetch."""
 
-    def __init__(self, acceptor: Acceptor, send: SendPart, max_bytes: int, retry_ns: int) -> None:
+    def __init__(
+        self, acceptor: Acceptor, send: SendPart, max_bytes: int, retry_ns: int, check_state: CheckState
+    ) -> None:
         """`max_bytes` is the space in one frame for values and their lengths."""
         self._acceptor = acceptor
+        self._check_state = check_state
+        self.unreadable_snapshots = 0
+        """How many snapshots of other members this member could not read, and dropped."""
         self._send = send
         self._max_bytes = max_bytes
         self._retry_ns = retry_ns
@@ -321,7 +330,7 @@ class CatchUp:
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
-        """Add a part of a snapshot. If it completes the snapshot, install and return it."""
+        """Add a part of a snapshot. If it completes a snapshot that the owner can read, install and return it."""
         if snapshot.k <= self._acceptor.decided:
             return None
         if snapshot.k != self._partial_snapshot_k:
@@ -334,6 +343,11 @@ class CatchUp:
             return None
         state = bytes(self._partial_snapshot)
         self._partial_snapshot_k, self._partial_snapshot = 0, bytearray()
+        try:
+            self._check_state(state)
+        except Unreadable:
+            self.unreadable_snapshots += 1
+            return None
         self._acceptor.install_snapshot(snapshot.k, state)
         self._fetch_if_behind(now, sender, snapshot.k, 0)
         return RestoredState(snapshot.k, state)

@@ -34,7 +34,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from unisono.agreement.failure_detector import MISTAKES_PER_S, FailureDetector
-from unisono.agreement.paxos.acceptor import Acceptor, CatchUp, ConsensusOutput, Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.acceptor import (
+    Acceptor,
+    CatchUp,
+    CheckState,
+    ConsensusOutput,
+    Decision,
+    ForwardedValue,
+    RestoredState,
+)
 from unisono.agreement.paxos.messages import (
     ACCEPT_BYTES,
     CHOSEN,
@@ -110,13 +118,15 @@ class Consensus:
         retain: int = RETAIN,
         stored_records: StoredRecords | None = None,
         batch_replies: bool = False,
+        check_state: CheckState = bytes,
     ) -> None:
         """Start member `me`, from `stored_records` if it has storage.
 
         A leader sends a heartbeat every `every_ns`. Unanswered frames are retransmitted after `retry_ns`, a round trip.
         If the caller passes a `detector`, the caller also drives it; otherwise this automaton owns one and sends its
         heartbeats. With `batch_replies`, inputs do not flush by themselves: the owner calls `flush` after several of
-        them, so that one reply answers all frames that arrived together.
+        them, so that one reply answers all frames that arrived together. `check_state` raises Unreadable for the state
+        of another member's snapshot that the owner cannot read; such a snapshot is dropped.
         """
         if me not in members:
             raise InvalidOption("member", f"member {me} is not among the members {tuple(members)}; add it to the list")
@@ -144,7 +154,7 @@ class Consensus:
         self._acceptor = Acceptor(me, retain)
         self._acceptor.recover(stored_records.records if stored_records is not None else ())
         self.storage_identity = StorageIdentity(self._acceptor, self._storage_id, self._send, retry_ns)
-        self._catch_up = CatchUp(self._acceptor, self._send, self.max_value_bytes, retry_ns)
+        self._catch_up = CatchUp(self._acceptor, self._send, self.max_value_bytes, retry_ns, check_state)
         self._batch_replies = batch_replies
         self._reply_to = dict[int, None]()  # the members that the next flush sends an ACCEPTED to, in order
         self._proposals: dict[int, bytes] = {}  # this member's own values for undecided instances
@@ -526,6 +536,8 @@ class Consensus:
         elif (restored := self._catch_up.receive_snapshot(now, sender, answer, more_frames)) is not None:
             self._reported = restored.k
             self.decisions.append(restored)
+        elif self._catch_up.unreadable_snapshots:
+            self.ignored["unreadable snapshot"] = self._catch_up.unreadable_snapshots
 
 
 def _promise_parts(acceptor: Acceptor, prepare: Prepare, max_bytes: int) -> Iterator[Promise]:

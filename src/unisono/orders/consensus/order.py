@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
-from unisono.agreement.paxos.acceptor import ConsensusOutput, Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.acceptor import CheckState, ConsensusOutput, Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import StoredRecords, Write
@@ -82,7 +82,13 @@ from unisono.wire.frame import (
 
 
 def build_consensus(
-    policy: Policy, members: Sequence[int], stored_records: StoredRecords | None, *, window: int, retain: int
+    policy: Policy,
+    members: Sequence[int],
+    stored_records: StoredRecords | None,
+    *,
+    window: int,
+    retain: int,
+    check_state: CheckState,
 ) -> Consensus:
     """Consensus among `members`, with the intervals that the policy's timing asks for, continued from its records."""
     return Consensus(
@@ -97,6 +103,7 @@ def build_consensus(
         retain=retain,
         stored_records=stored_records,
         batch_replies=True,
+        check_state=check_state,
     )
 
 
@@ -295,7 +302,9 @@ class ConsensusOrder(ConsensusOrderBase):
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:
         members, retain = policy.view.members, COMPACT_EVERY_INSTANCES
-        consensus = build_consensus(policy, members, stored_records, window=WINDOW, retain=retain)
+        consensus = build_consensus(
+            policy, members, stored_records, window=WINDOW, retain=retain, check_state=decode_log_state
+        )
         super().__init__(policy, consensus, consensus_latency_bound_ns(policy.timing))
         self.writes = consensus.writes  # the same list: this order writes nothing besides what consensus writes
         self.log = AgreedLog()

@@ -56,6 +56,7 @@ from unisono.orders.final.messages import (
     Holdings,
     RecoveryReply,
     RecoveryRequest,
+    decode_state,
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
@@ -99,7 +100,9 @@ class FinalOrder:
         """The time of the last input."""
         self.has_left = False
         members, retain = policy.view.members, RETAINED_INSTANCES
-        self.consensus = build_consensus(policy, members, stored_records, window=WINDOW, retain=retain)
+        self.consensus = build_consensus(
+            policy, members, stored_records, window=WINDOW, retain=retain, check_state=decode_state
+        )
         self.writes: list[Write] = self.consensus.writes
         self.log = FinalLog()
         self.store = MessageStore()

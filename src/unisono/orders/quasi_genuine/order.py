@@ -102,7 +102,10 @@ class QuasiGenuine(ConsensusOrderBase):
         self._group_of_member = {member: topology.index(topology.group_of(member)) for member in topology.members}
         group_members = self._members_of[self.own_group]
         records = consensus_records(stored_records)
-        consensus = build_consensus(policy, group_members, records, window=WINDOW, retain=COMPACT_EVERY_INSTANCES)
+        retain = COMPACT_EVERY_INSTANCES
+        consensus = build_consensus(
+            policy, group_members, records, window=WINDOW, retain=retain, check_state=decode_state
+        )
         super().__init__(policy, consensus, quasi_genuine_latency_bound_ns(policy.timing, self.multigroup))
         retry_ns = retry_interval_ns(policy.timing)
         self._on_demand = self.multigroup.liveness == "on_demand"
@@ -194,7 +197,7 @@ class QuasiGenuine(ConsensusOrderBase):
                     self.wait_window.record_delay(now - frame.sent_ns)
                     self._on_cast(now, group, cast)
                 else:
-                    self.ignored["malformed"] += 1
+                    self.ignored["cast of another sender"] += 1
             case StreamSegment() as segment:
                 self._on_stream_segment(frame, group, segment)
             case StreamAck() as ack if ack.source == self.own_group:
@@ -206,7 +209,7 @@ class QuasiGenuine(ConsensusOrderBase):
                 if answer is not None:
                     self._unicast(now, answer, frame.sender)
             case _:
-                self.ignored["malformed"] += 1
+                self.ignored["not for this group"] += 1
 
     def wake(self, now: int) -> None:
         """Time has passed."""
