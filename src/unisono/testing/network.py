@@ -102,7 +102,7 @@ class MemoryNetwork:
     # -- faults ------------------------------------------------------------------------------------------------
 
     def lose(self, probability: float, *, at_most: int | None = None, of: int | None = None) -> None:
-        """Lose each datagram with this probability, but at most `at_most` of any `of` consecutive datagrams of a link."""
+        """Lose each datagram with this probability, but at most `at_most` of any `of` consecutive ones of a link."""
         if not 0 <= probability <= 1:
             raise InvalidOption("probability", f"expected a number from 0 to 1, got {probability}")
         if (at_most is None) != (of is None):
