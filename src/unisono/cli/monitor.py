@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     slas = parse_slas(text, source)
     if options.window is not None and (options.window <= 0 or options.window % slas.collect_interval_ns):
         raise InvalidOption(
-            "--window", f"expected a multiple of `collect` in {source}, {duration_text(slas.collect_interval_ns)}"
+            "--window", f"expected a multiple of `collect`, {duration_text(slas.collect_interval_ns)} in {source}"
         )
     if options.seconds is not None and options.seconds <= 0:
         raise InvalidOption("--seconds", f"expected more than 0, not {options.seconds:g}")
