@@ -69,7 +69,7 @@ def test_this_package_alone_is_shipped_where_a_user_ships_nothing(monkeypatch: p
 def test_a_malformed_master_is_refused_with_the_valid_forms(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_start", None)
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
-    with pytest.raises(InvalidOption, match=r"--master: .*spark://HOST:PORT or sc://HOST:PORT was expected, not"):
+    with pytest.raises(InvalidOption, match=r"--master: .*expected .*spark://HOST:PORT or sc://HOST:PORT, not"):
         spark_session(SparkChoice(master)).__enter__()
 
 

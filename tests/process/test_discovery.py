@@ -187,7 +187,7 @@ def test_a_member_waits_until_the_dns_name_has_all_addresses() -> None:
         return ["127.0.0.1"]
 
     async def wait() -> None:
-        with pytest.raises(FormationTimeout, match=r"table.example has 1 addresses, expected 2: 127.0.0.1"):
+        with pytest.raises(FormationTimeout, match=r"table.example has 1 addresses \(127.0.0.1\), expected 2"):
             await discover_by_dns(DnsDiscovery("g", "table.example", 9, member_count=2), 0.2, resolve)
 
     asyncio.run(wait())

@@ -94,7 +94,7 @@ def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
     assert (done.returncode, done.stderr) == (
         2,
-        f"unisono demo: {path}: expected text in UTF-8, but byte 1 is not valid\n",
+        f"unisono demo: {path}: expected text in UTF-8, but byte 1 is not valid; save it as UTF-8\n",
     )
 
 
@@ -157,5 +157,5 @@ def test_an_infeasible_promise_is_answered_with_alternatives() -> None:
     done = unisono("demo", *words, "--reliable", "rmcast", "--reliability", "2")
     assert (done.returncode, done.stderr.partition(", not 2")[0]) == (
         2,
-        "unisono demo: --reliability: expected a probability between 0 and 1",
+        "unisono demo: --reliability: expected a probability above 0 and below 1",
     )

@@ -256,16 +256,19 @@ def test_a_task_of_a_sweep_file_carries_its_text() -> None:
         (SWEEP.replace("runs = 3", "rums = 3"), "[sweep] has no field rums"),
         (SWEEP.replace('name = "few"\nshows', 'name = "../few"\nshows'), "expected letters, digits, - and _"),
         (SWEEP.replace('"group.slot"', '"slot"'), "expected a path into the scenario"),
-        (SWEEP.replace("[2, 3]", "2"), "needs a list of values"),
+        (SWEEP.replace("[2, 3]", "2"), "expected a list of values"),
         (SWEEP.replace("[2, 3]", '[2, 3]\n"group.colour" = ["red"]'), "group.colour"),
-        (SWEEP.replace("[2, 3]", '[2, 3]\n"group.slot.colour" = ["red"]'), "group.slot.colour: a path does not exist"),
+        (
+            SWEEP.replace("[2, 3]", '[2, 3]\n"group.slot.colour" = ["red"]'),
+            "group.slot.colour: one of these paths does not exist",
+        ),
         (
             SWEEP.replace("[2, 3]", '[2, 3]\n"fault.7.burst" = [1]\n[[fault]]\nkind = "loss"'),
-            "fault.7.burst: a path does not exist",
+            "fault.7.burst: one of these paths does not exist",
         ),
         (
             SWEEP.replace("[2, 3]", '[2, 3]\n"fault.last.burst" = [1]\n[[fault]]\nkind = "loss"'),
-            "fault.last.burst: a path does not exist",
+            "fault.last.burst: one of these paths does not exist",
         ),
     ],
 )

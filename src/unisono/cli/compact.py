@@ -14,7 +14,7 @@ from unisono.trace.files import RANGE_SLOTS, find_groups
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono compact` and its options to the command line."""
     verb = add_command(
         verbs,
         "compact",
@@ -40,7 +40,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Copy every run."""
+    """Run `unisono compact`: copy every run of the trace; return the exit status."""
     from unisono.pipeline.relayout import relayout  # noqa: PLC0415 - only commands that use Spark load it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 

@@ -48,7 +48,7 @@ OPTIONS_ALLOWED_WITH_FILE = frozenset({"scenario", "out", "json", "multicast", "
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono demo` and its options to the command line."""
     verb = add_command(
         verbs,
         "demo",
@@ -113,7 +113,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def _add_faults(verb: argparse.ArgumentParser) -> None:
-    """The options that kill and add members and drop datagrams."""
+    """Add the options that kill and add members and drop datagrams."""
     verb.add_argument(
         "--kill", action="append", default=[], metavar="M@T", help="kill member M at time T, such as 3@2s"
     )
@@ -132,7 +132,7 @@ def _add_faults(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cluster, show it, check it."""
+    """Run `unisono demo`: run the member processes, show them, check the trace; return the exit status."""
     _fill_in_defaults(options)
     negotiation = negotiate_demo(options) if options.reliable == NEGOTIATED_OPTION else None
     text, source = _scenario_text(options)
@@ -184,14 +184,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fill_in_defaults(options: argparse.Namespace) -> None:
-    """Fill in the defaults of missing options; with a scenario file, refuse options that the file replaces."""
+    """Fill in the defaults of missing options. With a scenario file, refuse options that the file sets."""
     given = [name for name in options.defaults if getattr(options, name) is not None]
     if options.reliable == NEGOTIATED_OPTION:
         options.defaults = {**options.defaults, **NEGOTIATED_TIMING_DEFAULTS}
     if options.scenario is not None:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise InvalidOption(names, f"{options.scenario} sets this; change it there, or leave the file out")
+            raise InvalidOption(names, f"{options.scenario} sets this option; change it there, or leave the file out")
         return
     for name, value in options.defaults.items():
         if name not in given:
@@ -209,7 +209,8 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
     if options.rate > carried_per_s and options.order != "cbr":
         raise InvalidOption(
             "--rate",
-            f"--burst {options.burst} per slot allows {carried_per_s:g} messages/s, less than --rate {options.rate:g}",
+            f"--burst {options.burst} per slot allows {carried_per_s:g} messages/s, less than --rate {options.rate:g}; "
+            "lower --rate or raise --burst",
         )
     kills, joins = _parse_member_times("--kill", options.kill), _parse_member_times("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
@@ -263,7 +264,10 @@ seed = {options.seed}
 
 
 def _consumer_toml(options: argparse.Namespace, members: int) -> str:
-    """For priority orders: consumers with a load of 40 %, one of them 70 %; one message in five is urgent."""
+    """The scenario text for a priority order; empty for other orders.
+
+    Consumers have a load of 40 %, one of them 70 %; one message in five is urgent.
+    """
     if not capabilities_of(options.order).pulled:
         return ""
     each_ns = NS_PER_S / (0.8 * options.rate * members)
@@ -272,21 +276,19 @@ def _consumer_toml(options: argparse.Namespace, members: int) -> str:
 
 
 def _loss_toml(options: argparse.Namespace) -> str:
-    """The `--loss` and `--degrade` faults of the scenario, within the losses that the group tolerates."""
+    """The scenario text for the faults of `--loss` and `--degrade`, limited to the losses that the group tolerates."""
     shares = [(0, options.loss)]
     if options.degrade is not None:
         share, at, when = options.degrade.partition("@")
         try:
             shares.append((duration_ns(when, "--degrade"), float(share)))
         except ValueError:
-            raise InvalidOption(
-                "--degrade", f"expected a share and a time such as 0.2@4s, not {options.degrade!r}"
-            ) from None
+            raise InvalidOption("--degrade", f"expected LOSS@TIME such as 0.2@4s, not {options.degrade!r}") from None
         if not at or not 0 < shares[1][0] < options.seconds * NS_PER_S:
-            raise InvalidOption("--degrade", f"expected a time within the run, such as 0.2@4s, not {options.degrade!r}")
+            raise InvalidOption("--degrade", f"expected LOSS@TIME with a time within the run, not {options.degrade!r}")
     for option, (_, share) in zip(("--loss", "--degrade"), shares, strict=False):
         if not 0 <= share <= 1:
-            raise InvalidOption(option, f"expected a share of the datagrams from 0 to 1, not {share}")
+            raise InvalidOption(option, f"expected the share of lost datagrams, a number from 0 to 1, not {share}")
     bound, fec = "", parse_fec(options.fec)
     if fec is not None:
         bound = f"at_most = {min(fec[0], options.loss_burst or fec[0])}\nof = {fec[1]}\n"
@@ -301,7 +303,7 @@ def _loss_toml(options: argparse.Namespace) -> str:
 
 
 def _parse_member_times(option: str, texts: list[str]) -> dict[int, int]:
-    """Parse `3@2s`: member and time in nanoseconds."""
+    """Parse texts such as `3@2s` into times in nanoseconds by member."""
     found: dict[int, int] = {}
     for text in texts:
         member, at, when = text.partition("@")
@@ -329,7 +331,7 @@ async def _run_cluster(
 
 
 class _DemoView:
-    """Prints a few lines, for logs and pipes; nothing for --json."""
+    """Shows a running demo as a few lines of text, for logs and pipes; prints nothing with --json."""
 
     def __init__(self, scenario: Scenario, stream: Any) -> None:
         self.scenario = scenario
@@ -338,7 +340,7 @@ class _DemoView:
         self._stream = stream
 
     def report(self, member: int, report: ProcessReport) -> None:
-        """Handle a report of a member."""
+        """Show a report of a member process, if it is worth a line."""
         if report["kind"] == "begun" and self.started_at_s is None:
             self.started_at_s = time.monotonic()
             self._print_line(
@@ -359,7 +361,7 @@ class _DemoView:
             self._print_line(line)
 
     def _elapsed_text(self) -> str:
-        """The time since the start of the run."""
+        """The time since the start of the run, as the beginning of a line."""
         return "" if self.started_at_s is None else f"{time.monotonic() - self.started_at_s:5.2f} s  "
 
     def _print_line(self, text: str) -> None:
@@ -376,7 +378,7 @@ class _DemoView:
 
 
 class _LiveDemoView(_DemoView):
-    """Shows a live table of the members."""
+    """Shows a running demo on a terminal, as a live table of the members."""
 
     def __init__(self, scenario: Scenario) -> None:
         from rich.live import Live  # noqa: PLC0415 - only a terminal needs rich
@@ -486,7 +488,10 @@ def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, A
 
 
 def format_grades(grades: dict[str, Any], early_latency_ms: dict[str, float]) -> str:
-    """The lines about both grades: latency, how early deliveries differ between survivors, and repaired mistakes."""
+    """The lines of text about both grades of delivery.
+
+    They show latency, how early deliveries differ between the members that stayed, and corrected mistakes.
+    """
     final, mistakes = grades["final_latency_ms"], grades["mistakes"].values()
     after = final["p50"] - early_latency_ms["p50"]
     senders = ", ".join(map(str, grades["early_differ_senders"]))

@@ -18,26 +18,29 @@ from unisono.qos.plan.rmcast_model import NetworkModel
 
 NEGOTIATED_OPTION = "rmcast"
 DEGRADED_LOSS_FACTOR = 4
-"""By which factor the loss grows after DEGRADE_AT_FRACTION of the run, unless --degrade says otherwise."""
+"""The factor by which the loss grows after DEGRADE_AT_FRACTION of the run, unless --degrade is given."""
 MAX_DEGRADED_LOSS, MIN_DEGRADED_LOSS, DEGRADE_AT_FRACTION = 0.25, 0.1, 0.4
 MAX_RHO = 6
 NEGOTIATED_TIMING_DEFAULTS = {"slot": 25_000_000, "delta": 150_000_000, "gamma": 10_000_000}
-"""Larger defaults of Θ, Δ and Γ: copies mean many datagrams, and a busy machine delays them."""
+"""The defaults of Θ, Δ and Γ for `--reliable rmcast`, in ns.
+
+They are larger than otherwise: copies mean many datagrams, and a busy machine delays them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoNegotiation:
-    """The result of the negotiation: the setting with its steps, and the SLAs to evaluate."""
+    """The result of the demo's negotiation: the agreed setting, the steps that led to it, and the SLAs."""
 
     agreement: Agreement
     sla_text: str
 
     def lines(self) -> list[str]:
-        """The steps, as `plan` shows them."""
+        """The steps of the negotiation as lines of text, as `unisono plan` shows them."""
         return [f"{'↓' if s.direction == 'down' else '↑'} {s.layer} {s.text}" for s in self.agreement.steps]
 
     def to_json(self) -> dict[str, object]:
-        """The field `negotiation` of `--json`."""
+        """The field `negotiation` of the output of `demo --json`."""
         setting = self.agreement.redundancy
         return {
             "rho": setting.rho,
@@ -51,7 +54,7 @@ class DemoNegotiation:
 
 
 def add_negotiation_options(verb: argparse.ArgumentParser) -> None:
-    """Add `--reliability` and `--delay`."""
+    """Add the options `--reliability` and `--delay`."""
     verb.add_argument(
         "--reliability",
         type=float,
@@ -68,11 +71,17 @@ def add_negotiation_options(verb: argparse.ArgumentParser) -> None:
 
 
 def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
-    """Negotiate and store the result in the options. Raises Infeasible, with alternatives, if nothing fits."""
+    """Negotiate, and store the agreed setting in the options.
+
+    Raises Infeasible, with alternatives, if no setting meets the requirement.
+    """
     if options.order not in {"vbr", "auto"}:
-        raise InvalidOption("--reliable", f"rmcast needs the order vbr, not {options.order}")
+        raise InvalidOption(
+            "--reliable",
+            f"rmcast negotiates for the order vbr only, not for {options.order}; give a setting such as 4/6ms",
+        )
     if not 0 < options.reliability < 1:
-        raise InvalidOption("--reliability", f"expected a probability between 0 and 1, not {options.reliability:g}")
+        raise InvalidOption("--reliability", f"expected a probability above 0 and below 1, not {options.reliability:g}")
     if not 0 <= options.loss < 1:
         raise InvalidOption("--loss", f"expected a share of at least 0 and less than 1, not {options.loss:g}")
     environment = Environment(
@@ -96,7 +105,7 @@ def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
 
 
 def reliable_toml(text: str | None) -> str:
-    """The value of `--reliable` as a table of a scenario file."""
+    """The value of `--reliable` as the table [reliable] of a scenario file; empty without it."""
     redundancy = parse_reliable(text)
     if redundancy is None:
         return ""
@@ -105,7 +114,7 @@ def reliable_toml(text: str | None) -> str:
 
 
 def _sla_text(options: argparse.Namespace) -> str:
-    """The SLAs: the network promises the negotiated loss, the order its latency bound."""
+    """The SLAs as TOML text: the network promises the negotiated loss, the order its latency bound."""
     bound = options.delta + 2 * options.gamma + options.slot
     return f"""# The agreements of `unisono demo --reliable rmcast`.
 collect = "250ms"

@@ -34,7 +34,7 @@ DEFAULT_SEED = 1
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono experiment` and its options to the command line."""
     verb = add_command(
         verbs,
         "experiment",
@@ -67,12 +67,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run and print an experiment, or list all."""
+    """Run `unisono experiment`: run and print one experiment, or list all; return the exit status."""
     if options.list:
         _print_list(options.json)
         return 0
     if options.name is None:
-        raise InvalidOption("NAME", f"expected an experiment: {', '.join(EXPERIMENTS)}; --list describes them")
+        raise InvalidOption("NAME", f"expected one of these names: {', '.join(EXPERIMENTS)}; --list describes them")
     processes = _processes(options)
     experiment = _find_experiment(options.name)
     work = split_into_tasks(experiment, options.runs, options.seed)
@@ -104,13 +104,14 @@ def _processes(options: argparse.Namespace) -> int | None:
         raise InvalidOption("--processes", f"expected at least 1, not {asked}")
     if options.master not in ("none", LOCAL_MASTER):
         raise InvalidOption(
-            "--processes", f"runs without Spark, which contradicts --master {options.master}; give only one of them"
+            "--processes",
+            f"this runs without Spark, which contradicts --master {options.master}; give only one",
         )
     return asked
 
 
 def _find_experiment(name: str) -> Experiment:
-    """The experiment with this name, or the sweep in this file."""
+    """The experiment with this name, or the sweep in the file of this name."""
     path = Path(name)
     return read_sweep(read_text(path), name) if path.suffix == ".toml" else find_experiment(name)
 
@@ -118,7 +119,7 @@ def _find_experiment(name: str) -> Experiment:
 def _run_without_spark(
     experiment: Experiment, work: list[ExperimentTask], processes: int, out: Path | None
 ) -> list[tuple[ExperimentTask, Tally]]:
-    """Run in processes on this machine; finished points are stored as with Spark."""
+    """Run the tasks in processes on this machine. Finished points are stored in the same files as with Spark."""
     from unisono.pipeline.experiments import stored_and_pending, write_tally  # noqa: PLC0415 - as above
 
     done, waiting = stored_and_pending(out, experiment, work)
@@ -172,7 +173,7 @@ def _run_tasks(work: list[ExperimentTask], processes: int) -> Iterator[tuple[Exp
 def _with_progress(
     results: Iterator[tuple[ExperimentTask, Tally]], kept_count: int, total: int, stream: TextIO
 ) -> Iterator[tuple[ExperimentTask, Tally]]:
-    """Pass results through and show progress on a terminal."""
+    """Pass the results of tasks through unchanged, and show progress on a terminal."""
     watched = stream.isatty()
     for count, result in enumerate(results, kept_count + 1):
         if watched:
@@ -202,7 +203,10 @@ def _print_list(as_json: bool) -> None:
 
 
 def _write(experiment: Experiment, rows: list[Row], out: Path) -> tuple[list[Path], str]:
-    """Write CSV, JSON and figures; the second value says what is missing to draw figures."""
+    """Write the rows as CSV, JSON and figures.
+
+    Returns the written files, and a text that says why no figure was drawn; empty if all were.
+    """
     out.mkdir(parents=True, exist_ok=True)
     stem = out / experiment.name
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".json")]
@@ -220,12 +224,15 @@ def _write(experiment: Experiment, rows: list[Row], out: Path) -> tuple[list[Pat
 
 
 def column_names(rows: list[Row]) -> list[str]:
-    """All columns of all rows, in order of first occurrence."""
+    """The names of the columns of all rows, in order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def format_table(rows: list[Row]) -> str:
-    """The rows as a table; a mean has its interval beside it, and constant columns are listed once above."""
+    """The rows as a text table.
+
+    A mean has its confidence interval beside it. Columns with one value throughout are listed once above the table.
+    """
     rows = [_with_intervals(row) for row in rows]
     names = column_names(rows)
     same = [name for name in names if len(rows) > 1 and len({str(row.get(name)) for row in rows}) == 1]
@@ -238,7 +245,7 @@ def format_table(rows: list[Row]) -> str:
 
 
 def _with_intervals(row: Row) -> Row:
-    """The row with each mean and its interval in one cell."""
+    """The row with each mean and its confidence interval combined in one cell."""
     shown: Row = {}
     for name, value in row.items():
         stem = name.removesuffix("_mean")

@@ -15,7 +15,7 @@ from unisono.errors import FormationTimeout, Infeasible, MissingDependency, Rese
 
 
 class ExitStatus(IntEnum):
-    """The exit statuses. Scripts may rely on them."""
+    """The exit statuses of the command `unisono`. Scripts may rely on them."""
 
     SUCCESS = 0
     VIOLATED = 1
@@ -25,7 +25,7 @@ class ExitStatus(IntEnum):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line, with all commands."""
     top = argparse.ArgumentParser(
         prog="unisono",
         description="Group communication with total order and latency bounds: every member delivers the same messages "

@@ -22,7 +22,7 @@ from unisono.trace.metrics import MetricWriter
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono member` and its options to the command line."""
     verb = add_command(
         verbs,
         "member",
@@ -113,12 +113,12 @@ def _add_guarantees_and_files(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join the group, send lines and print deliveries."""
+    """Run `unisono member`: join the group, send input lines, print deliveries; return the exit status."""
     return asyncio.run(_run_member(options))
 
 
 def parse_peers(text: str | None) -> dict[int, str] | str | None:
-    """Parse `1=HOST:PORT,2=HOST:PORT`; a DNS name is returned unchanged."""
+    """Parse `--peers`, such as `1=HOST:PORT,2=HOST:PORT`; `dns:NAME:PORT` and None are returned unchanged."""
     if text is None or text.startswith("dns:"):
         return text
     peers: dict[int, str] = {}
@@ -127,7 +127,7 @@ def parse_peers(text: str | None) -> dict[int, str] | str | None:
         if not equals or not number.isdigit():
             raise InvalidOption("--peers", f"expected a list such as 1=127.0.0.1:9001,2=127.0.0.1:9002, not {part!r}")
         if int(number) in peers:
-            raise InvalidOption("--peers", f"member {number} is listed twice")
+            raise InvalidOption("--peers", f"expected each member once, but member {number} is listed twice")
         peers[int(number)] = address
     return peers
 
@@ -212,7 +212,8 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
 async def _send_input_lines(group: unisono.Group, priority: int) -> None:
     """Multicast the lines of standard input one by one.
 
-    A thread reads, so that terminals, pipes and files all work; it waits until each line is accepted.
+    A thread reads, so that terminals, pipes and files all work. It reads the next line when the group has accepted the
+    previous one.
     """
     loop = asyncio.get_running_loop()
     ended = loop.create_future()

@@ -40,12 +40,15 @@ if TYPE_CHECKING:
     from unisono.qos.watch.sla_evaluation import LinkEstimate
 
 STREAM_QUIET_S = 5.0
-"""With --until-end, a run without new rows for this time has ended: a crashed member never closes its stream."""
+"""With --until-end, a run counts as ended when its members have written no row for this many seconds.
+
+A crashed member never closes its stream of metric rows.
+"""
 INTERRUPTED = 130
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono monitor` and its options to the command line."""
     verb = add_command(
         verbs,
         "monitor",
@@ -101,7 +104,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure until the end; returns the exit status."""
+    """Run `unisono monitor`: measure until the time is up or the run ends; return the exit status."""
     from unisono.pipeline.measurement import MeasurementJob  # noqa: PLC0415 - only commands that use Spark load it
 
     if not options.directory.is_dir():
@@ -112,7 +115,9 @@ def run(options: argparse.Namespace) -> int:
     text, source = read_text(options.sla), str(options.sla)
     slas = parse_slas(text, source)
     if options.window is not None and (options.window <= 0 or options.window % slas.collect_interval_ns):
-        raise InvalidOption("--window", f"expected a multiple of `collect`, {duration_text(slas.collect_interval_ns)}")
+        raise InvalidOption(
+            "--window", f"expected a multiple of `collect`, {duration_text(slas.collect_interval_ns)} in {source}"
+        )
     if options.seconds is not None and options.seconds <= 0:
         raise InvalidOption("--seconds", f"expected more than 0, not {options.seconds:g}")
     if options.once and not metric_streams(options.directory):
@@ -140,7 +145,7 @@ def _reporter_process(options: argparse.Namespace, slas: tuple[str, str]) -> Rep
     if not isinstance(peers, dict) or set(peers) != set(scenario.members):
         raise InvalidOption("--peers", f"expected the addresses of the members {list(scenario.members)} of {source}")
     if options.id not in peers:
-        raise InvalidOption("--id", f"expected one of {sorted(peers)}, not {options.id}")
+        raise InvalidOption("--id", f"expected one of the members {sorted(peers)} in --peers, not {options.id}")
     on_status = None if options.json else lambda text: print(f"unisono monitor: {text}", file=sys.stderr)
     return ReporterProcess(scenario.group, (text, source), slas, options.id, peers, on_status=on_status)
 
@@ -216,14 +221,14 @@ def _update_until_done(
 
 
 class _MonitorView:
-    """Prints one line per verdict, for logs and pipes; nothing for --json."""
+    """Prints one line per SLA verdict, for logs and pipes; prints nothing with --json."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.verdicts: list[StoredSlaVerdict] = []
 
     def update(self, running: RunningMeasurement) -> None:
-        """Show new verdicts, if there are any."""
+        """Show the SLA verdicts found since the last call, if there are any."""
         found = running.store.verdicts()
         for verdict in found[len(self.verdicts) :]:
             self.print_line(_verdict_line(verdict))
@@ -239,11 +244,11 @@ class _MonitorView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
+        """Do nothing: printing lines leaves nothing to close."""
 
 
 class _LiveMonitorView(_MonitorView):
-    """A table on the terminal, with the verdicts above it."""
+    """Shows the latest estimates as a table on the terminal, with the SLA verdicts above it."""
 
     def __init__(self) -> None:
         from rich.live import Live  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Options that several commands share, and their parsing."""
+"""The options that several commands share, and functions that parse their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def duration(text: str) -> int:
-    """argparse type: a duration with a unit, in nanoseconds."""
+    """Parse a duration with a unit, such as 10ms, into nanoseconds, for argparse."""
     try:
         return duration_ns(text)
     except InvalidOption as error:
@@ -28,7 +28,7 @@ def duration(text: str) -> int:
 
 
 def iso_time(text: str) -> int:
-    """argparse type: an ISO 8601 time, UTC by default, in nanoseconds since the Unix epoch."""
+    """Parse an ISO 8601 time, UTC by default, into nanoseconds since the Unix epoch, for argparse."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
@@ -49,7 +49,10 @@ def add_command(
     examples: Sequence[str],
     notes: str = "",
 ) -> argparse.ArgumentParser:
-    """Add a command. Its help shows description, options, examples and notes; examples and notes keep their lines."""
+    """Add a command to the parser, and return the parser of the command.
+
+    Its help shows the description, options, examples and notes; examples and notes keep their line breaks.
+    """
     lines = ["examples:", *(f"  {example}" for example in examples), *(["", notes] if notes else [])]
     return verbs.add_parser(
         name,
@@ -62,12 +65,12 @@ def add_command(
 
 
 def add_json(verb: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
+    """Add the option `--json`."""
     verb.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def add_timing(verb: argparse.ArgumentParser) -> None:
-    """Add `--slot`, `--delta`, `--gamma`, with the defaults of `join`."""
+    """Add the options `--slot`, `--delta` and `--gamma`, with the defaults of `join`."""
     for option, default, letter, meaning in (
         ("--slot", SLOT_DEFAULT, "Θ", "length of a slot"),
         ("--delta", DELTA_DEFAULT, "Δ", "largest delay of the network"),
@@ -77,18 +80,18 @@ def add_timing(verb: argparse.ArgumentParser) -> None:
 
 
 def add_rate(verb: argparse.ArgumentParser) -> None:
-    """Add `--rate`, `--burst`, `--max-message`."""
+    """Add the options `--rate`, `--burst` and `--max-message`."""
     verb.add_argument("--rate", type=float, default=50, help="messages per second and member, on average (default 50)")
     verb.add_argument("--burst", type=int, default=8, help="messages per slot and member, at most (default 8)")
     verb.add_argument("--max-message", type=int, default=4096, help="largest message in bytes (default 4096)")
 
 
 LOCAL_MASTER = "local[*]"
-"""Where Spark runs by default: on this machine."""
+"""The default of `--master`: Spark runs on this machine, with all cores."""
 
 
 def add_spark(verb: argparse.ArgumentParser) -> None:
-    """Add `--master`, `--spark-config`."""
+    """Add the options `--master` and `--spark-config`."""
     verb.add_argument(
         "--master",
         default=LOCAL_MASTER,
@@ -101,14 +104,17 @@ def add_spark(verb: argparse.ArgumentParser) -> None:
 
 
 def spark_choice(options: argparse.Namespace) -> SparkChoice:
-    """The values of `--master` and `--spark-config`."""
+    """The Spark to use, from the values of `--master` and `--spark-config`."""
     from unisono.pipeline.session import SparkChoice  # noqa: PLC0415 - only commands that use Spark load it
 
     return SparkChoice(options.master, options.spark_config)
 
 
 def add_tolerance(verb: argparse.ArgumentParser) -> None:
-    """Add `--failures`, `--fec`, `--loss-burst`, `--reliable`, `--processing`: what the order has to tolerate."""
+    """Add the options `--failures`, `--fec`, `--loss-burst`, `--reliable` and `--processing`.
+
+    They say which failures, losses and delays the order has to tolerate.
+    """
     verb.add_argument(
         "--failures", action="store_true", help="tolerate members that crash, join and leave; deliveries may have gaps"
     )
@@ -139,17 +145,20 @@ def add_tolerance(verb: argparse.ArgumentParser) -> None:
 
 
 def parse_fec(text: str | None) -> tuple[int, int] | None:
-    """Parse `a/b`."""
+    """Parse the value of `--fec`, such as `2/10`, into two numbers; None for None."""
     if text is None:
         return None
     a, slash, b = text.partition("/")
     if not slash or not a.isdigit() or not b.isdigit():
-        raise InvalidOption("--fec", f"expected a/b such as 2/10, not {text!r}")
+        raise InvalidOption("--fec", f"expected a/b such as 2/10 (repair 2 losses in 10 datagrams), not {text!r}")
     return int(a), int(b)
 
 
 def parse_reliable(text: str | None) -> Redundancy | None:
-    """Parse `ρ/η`, `ρ/η/ω` or `ρ/η/ω/rule`; the rule says how receivers lengthen ω."""
+    """Parse the value of `--reliable`: `ρ/η`, `ρ/η/ω` or `ρ/η/ω/rule`; None for None.
+
+    The rule says how receivers lengthen ω.
+    """
     if text is None:
         return None
     rho, *parts = text.split("/")
@@ -165,11 +174,13 @@ def parse_reliable(text: str | None) -> Redundancy | None:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; UnisonoError names the file if it is not UTF-8."""
+    """Read a text file; raises UnisonoError, with the name of the file, if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UnisonoError(f"{path}: expected text in UTF-8, but byte {error.start + 1} is not valid") from error
+        raise UnisonoError(
+            f"{path}: expected text in UTF-8, but byte {error.start + 1} is not valid; save it as UTF-8"
+        ) from error
 
 
 def make_writable_folder(option: str, path: Path) -> None:

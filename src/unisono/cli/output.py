@@ -13,13 +13,13 @@ from rich.console import Console
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object."""
+    """Print one JSON object as a line on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 @contextmanager
 def progress_reports(first_report: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function that reports progress on standard error: a spinner on a terminal, else timed lines."""
+    """Provide a function that reports progress on standard error: a spinner on a terminal, else lines with the time."""
     console = Console(stderr=True)
     if quiet:
         yield _ignore_report
@@ -34,4 +34,4 @@ def progress_reports(first_report: str, *, quiet: bool = False) -> Iterator[Call
 
 
 def _ignore_report(text: str) -> None:
-    """Report nothing, for `quiet`."""
+    """Ignore a progress report. This is the function to report with if `quiet` is set."""

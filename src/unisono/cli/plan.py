@@ -23,7 +23,7 @@ DELTA_QUANTILE = 0.9999
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono plan` and its options to the command line."""
     verb = add_command(
         verbs,
         "plan",
@@ -88,7 +88,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def parse_relative(text: str | None) -> Target | None:
-    """Parse `U/S`: a probability and a duration."""
+    """Parse the value of `--relative`, such as `0.99/20ms`, into a probability U and a duration S; None for None."""
     if text is None:
         return None
     share, slash, within = text.partition("/")
@@ -97,12 +97,12 @@ def parse_relative(text: str | None) -> Target | None:
     except ValueError:
         probability = -1.0
     if not slash or not 0 < probability < 1:
-        raise InvalidOption("--relative", f"expected U/S such as 0.99/20ms, not {text!r}")
+        raise InvalidOption("--relative", f"expected U/S, a probability and a duration such as 0.99/20ms, not {text!r}")
     return Target(probability, duration_ns(within, "--relative"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan and print."""
+    """Run `unisono plan`: compute and print what each order offers; return the exit status."""
     if not 0 <= options.reliability < 1:
         raise InvalidOption(
             "--reliability", f"expected a probability of at least 0 and less than 1, not {options.reliability}"

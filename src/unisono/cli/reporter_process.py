@@ -1,6 +1,6 @@
 """Connects the measurement service to a group.
 
-It runs an SLA reporter process, sends it verdicts, and records which verdicts the group has delivered.
+It starts an SLA reporter process, sends SLA verdicts to it, and records which of them the group has delivered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from unisono.pipeline.measurement_store import MeasurementStore
 
 LEAVE_TIMEOUT_S = 5.0
-"""How long leaving the group may take."""
+"""How many seconds the SLA reporter may take to leave the group."""
 
 
 class ReporterProcess:
-    """The SLA reporter process of one group."""
+    """Starts the SLA reporter process of one group and exchanges lines of JSON with it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ReporterProcess:
         *,
         on_status: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_status` is called when the reporter joins the group and when it loses it."""
+        """`on_status` gets a text when the reporter has joined the group, and when the group excluded it."""
         self.group = group
         addresses = {number: address.rpartition(":")[::2] for number, address in peers.items()}
         self._setup = {"scenario": scenario, "slas": slas, "member": member, "peers": addresses}
@@ -48,7 +48,7 @@ class ReporterProcess:
         self._lock = threading.Lock()
 
     def send_unreported_verdicts(self, store: MeasurementStore) -> None:
-        """Send the stored verdicts that the group has not delivered yet, for example from before a restart."""
+        """Send the stored SLA verdicts that the group has not delivered yet, such as those from before a restart."""
         self._store = store
         self._send_line(
             {
@@ -59,7 +59,7 @@ class ReporterProcess:
         )
 
     def send_measured(self, measured: MeasuredBatch) -> None:
-        """Send the verdicts and the network estimate of one batch."""
+        """Send the SLA verdicts and the estimate of the network from one batch of measurements."""
         verdicts = [verdict_to_json(v.event) for v in measured.verdicts if v.group == self.group]
         network = [estimate for (_, group), estimate in measured.network.items() if group == self.group]
         if verdicts or network:

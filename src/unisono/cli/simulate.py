@@ -32,7 +32,7 @@ CheckedRun = tuple[dict[str, Any], dict[str, Verdict]]
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono simulate` and its options to the command line."""
     kinds = "\n".join(f"  {name:<14}{swarm.description}" for name, swarm in SWARMS.items())
     verb = add_command(
         verbs,
@@ -66,7 +66,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Simulate, check, print."""
+    """Run `unisono simulate`: simulate each seed, check the runs, print; return the exit status."""
     if (options.scenario is None) == (options.swarm is None):
         raise InvalidOption("SCENARIO, --swarm", "give a scenario file or --swarm KIND, and not both")
     return _run_scenario(options) if options.swarm is None else _run_swarm(options)
@@ -125,7 +125,7 @@ def _seeds(options: argparse.Namespace, default: range) -> range:
 def _run_seeds(
     seeds: range, run_one: Callable[[int], CheckedRun]
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Verdict]]:
-    """Run all seeds with progress; returns all rows, and the worst row with its verdicts."""
+    """Run all seeds and show progress. Returns the JSON rows of all runs, and the worst row with its verdicts."""
     progress = _Progress(len(seeds)) if len(seeds) > 1 else None
     rows: list[dict[str, Any]] = []
     worst: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _run_swarm_seed(swarm: Swarm, seed: int, trace_folder: Path | None) -> Check
 
 
 def _row(result: Result, verdicts: dict[str, Verdict], promised: dict[str, Verdict]) -> dict[str, Any]:
-    """One run as JSON; its verdict is the worst of the `promised` checks."""
+    """The JSON row of one run. Its verdict is the worst of the `promised` verdicts."""
     status = overall(promised)
     first = next((v for v in promised.values() if v.status is status and v.status is not Status.VALID), None)
     figures = latency_of(verdicts).figures
@@ -199,12 +199,15 @@ def _row(result: Result, verdicts: dict[str, Verdict], promised: dict[str, Verdi
 
 
 def _severity(row: dict[str, Any]) -> tuple[int, float]:
-    """Sort key: by verdict, then by latency."""
+    """The sort key that finds the worst run: by verdict, then by latency."""
     return ("valid", "unknown", "violated").index(row["verdict"]), row["latency_max_ms"]
 
 
 class _Progress:
-    """Progress over many seeds on standard error: one changing line on a terminal, else a line every few seconds."""
+    """Shows progress over many seeds on standard error.
+
+    On a terminal it is one changing line, otherwise a new line every few seconds.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -212,7 +215,7 @@ class _Progress:
         self._next_report_s = time.monotonic() + PROGRESS_EVERY_S
 
     def update(self, rows: list[dict[str, Any]]) -> None:
-        """One more seed is done."""
+        """Show progress after one more seed; `rows` has one row per finished seed."""
         done, not_valid = len(rows), sum(row["verdict"] != "valid" for row in rows)
         text = f"{done} of {self._total} seeds, {not_valid} not valid"
         if self._terminal:

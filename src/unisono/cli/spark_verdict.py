@@ -17,24 +17,27 @@ from unisono.errors import MissingDependency
 
 @dataclass(frozen=True, slots=True)
 class SparkVerdict:
-    """The verdicts of Spark on a run, or the reason why there are none."""
+    """The verdicts of the data pipeline on the demo's trace, or the reason why there are none."""
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     events: int = 0
     seconds: float = 0.0
-    """Time for the verification, without the start of Spark."""
+    """How many seconds the verification took, without the start of Spark."""
     unavailable_reason: str = ""
 
     @property
     def verdict(self) -> Status | None:
-        """The verdict on the order, like the demo's own: late deliveries do not count. None without Spark."""
+        """The verdict of Spark on the order; None if Spark did not run.
+
+        Late deliveries do not count, as in the demo's own verdict.
+        """
         if self.unavailable_reason:
             return None
         order_checks = {name: verdict for name, verdict in self.verdicts.items() if _is_order_check(name)}
         return overall(order_checks or self.verdicts)
 
     def differing_checks(self, own_verdicts: Mapping[str, Verdict]) -> list[str]:
-        """The checks in which Spark and the checkers in this process disagree."""
+        """The names of the checks in which Spark and the checkers in this process disagree."""
         if self.unavailable_reason:
             return []
         names = sorted(own_verdicts.keys() | self.verdicts.keys())
@@ -57,7 +60,7 @@ class SparkVerdict:
         }
 
     def lines(self, own_verdicts: Mapping[str, Verdict]) -> list[str]:
-        """The verdict as lines of text."""
+        """The verdict of Spark as lines of text."""
         verdict = self.verdict
         if verdict is None:
             return [f"on Spark: not verified: {self.unavailable_reason}"]

@@ -31,7 +31,7 @@ from unisono.sim.world import World
 DEFAULT_SEEDS = range(100)
 SAFETY_CHECKS = frozenset({"total_order", "integrity", "fifo"})
 FINAL_GRACE_NS = 3 * NS_PER_S // 2
-"""Messages must become final within this time after the faults have ended."""
+"""Messages must become final within this time, in ns, after the faults have ended."""
 
 
 class SwarmPromise(Enum):
@@ -49,13 +49,16 @@ class SwarmPromise(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Swarm:
-    """One kind of random scenarios."""
+    """One kind of random scenarios: how to draw the scenario of a seed, and what its runs promise."""
 
     draw: Callable[[int], Scenario]
     description: str
     promise: SwarmPromise
     quiescence: Callable[[Scenario], Callable[[World], bool]] | None = None
-    """Builds a test for the end of a run, for scenarios that would otherwise idle for seconds."""
+    """Builds a function that says whether a run may end early; None to run each scenario to its end.
+
+    It serves scenarios that would otherwise idle for seconds.
+    """
     grace_ns: int = GRACE_NS
 
     def run(self, seed: int) -> tuple[Result, dict[str, Verdict]]:
@@ -69,7 +72,7 @@ class Swarm:
         return result, verdicts
 
     def promised_verdicts(self, result: Result, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
-        """The verdicts that count for this run."""
+        """The verdicts of the checks that this run promises to pass."""
         return {name: verdict for name, verdict in verdicts.items() if self._promises(result, name)}
 
     def _promises(self, result: Result, check: str) -> bool:
@@ -86,7 +89,10 @@ class Swarm:
 
 
 def _may_be_late(result: Result) -> bool:
-    """A paused member delivers late. After a partition, so does a member that missed a change of the slot length."""
+    """Whether members may deliver late in this run.
+
+    A paused member may. So may a member that missed a change of the slot length during a partition.
+    """
     faults = result.scenario.faults
     if any(isinstance(fault, Pause) for fault in faults):
         return True

@@ -15,7 +15,7 @@ from unisono.cli.output import print_json, progress_reports
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this command to the command line."""
+    """Add the command `unisono verify` and its options to the command line."""
     verb = add_command(
         verbs,
         "verify",
@@ -44,7 +44,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify and print; returns the exit status."""
+    """Run `unisono verify`: check the traces and print the verdicts; return the exit status."""
 
     from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only commands that use Spark load it
     from unisono.pipeline.verify import RunReport, in_process, on_spark, verify  # noqa: PLC0415
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def verdict_lines(verdicts: dict[str, Verdict]) -> list[str]:
-    """One line per check, with its witness or its reason."""
+    """One line of text per check: its verdict, with the witness of a violation or the reason for an unknown verdict."""
     lines = []
     for name, verdict in verdicts.items():
         detail = verdict.witness.text if verdict.witness is not None else verdict.reason

@@ -60,14 +60,14 @@ class GradedReplica:
         self.final_count = 0
         self.replica = Replica(Dict())
         self._final_from: dict[bytes, set[int]] = {message: set() for message in awaited_messages}
-        """By awaited message: the members whose copy of it is final."""
+        """By awaited message: the members from which that message was delivered finally."""
 
     def is_final_from(self, message: bytes, members: AbstractSet[int]) -> bool:
-        """Whether all early deliveries are final, and this message is final from each of these members."""
+        """Whether all early deliveries are final, and each of these members' messages with this content is final."""
         return self.replica.pending == 0 and self._final_from[message] >= members
 
     def apply(self, batch: Batch) -> None:
-        """Apply delivered messages."""
+        """Run delivered messages on the replica, early or final as their grade says."""
         final = batch.grade is Grade.FINAL
         key = b"%d" % batch.sender
         for number, message in enumerate(batch.messages, batch.first_sequence):
@@ -81,7 +81,7 @@ class GradedReplica:
         self.final_count += batch.count if final else 0
 
     def summary(self) -> dict[str, Any]:
-        """The part `grades` of the final report."""
+        """The field `grades` of the member's final report."""
         replica = self.replica
         states = [
             Dict().dump({key: value(key) for key in replica.objects()})
@@ -97,7 +97,7 @@ class GradedReplica:
 
 
 def stored_mistakes(mistakes: MistakeCounts) -> dict[str, int]:
-    """The counts under the names that reports use."""
+    """Convert the counts of mistakes to a dictionary, with the names that reports use."""
     return {
         "lost": mistakes.lost,
         "out_of_order": mistakes.out_of_order,
@@ -136,7 +136,7 @@ def join_as_member(
     slas: SlaSet | None = None,
     monitor: bool | MetricSink = False,
 ) -> PendingJoin:
-    """Join with the settings of a scenario; raises at once, before opening anything, if they are not possible."""
+    """Join with the settings of a scenario. Impossible settings raise at once, before a socket or file is opened."""
     return join(
         scenario.group,
         member=member,
@@ -165,7 +165,7 @@ def join_as_member(
 
 
 class ScenarioMember:
-    """One member, from joining to leaving."""
+    """Runs one member of a scenario: joins, sends the workload, reports, and leaves."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
         self.scenario: Scenario = parse_scenario(configuration["scenario"], configuration["source"])
@@ -187,9 +187,9 @@ class ScenarioMember:
         self._expected = frozenset(configuration.get("expected", ())) if self.scenario.failures else frozenset()
         """The members to wait for before sending; a group with failures starts without waiting."""
         self._roll_calls: dict[int, frozenset[int]] = {}
-        """By member: the members that its last roll call lists."""
+        """By member: the members listed in that member's last roll call."""
         self._start_delay_ns = int(configuration.get("late_ns", 0))
-        """How long after the others this incarnation starts."""
+        """How many nanoseconds after the workload's start this incarnation starts; 0 if it starts with the others."""
         self.injection = FaultInjection(
             self.member,
             self.scenario.faults,
@@ -208,14 +208,14 @@ class ScenarioMember:
         self._graded_replica = GradedReplica((GOODBYE, ALL_FINAL)) if self.scenario.grades == "both" else None
 
     def _storage_path(self) -> Path | None:
-        """The storage of an order that survives crashes; the next incarnation in this run reads it."""
+        """The path of this member's storage, which its next incarnation reads; None if the order needs no storage."""
         if not needs_storage(self.scenario.order, self.scenario.grades):
             return None
         self._storage_directory.mkdir(parents=True, exist_ok=True)
         return self._storage_directory / f"member-{self.member}.sqlite"
 
     async def run(self) -> None:
-        """Take part until all members have sent their goodbye, or a signal asks to leave."""
+        """Take part in the group until the goodbyes of all members are delivered, or a signal asks to leave."""
         joining = join_as_member(
             self.scenario,
             self.member,
@@ -272,7 +272,7 @@ class ScenarioMember:
         self._report_final(group, in_order)
 
     async def _wait_until_all_final(self, group: Group, end_tasks: Sequence[asyncio.Task[Any]]) -> None:
-        """With both grades: stay until everything is final at all members, unless that takes too long."""
+        """In a group with both grades: stay until all messages are final at all members, unless that takes too long."""
         replica, give_up_at = self._graded_replica, time.monotonic() + GATHER_TIMEOUT_S
         if replica is None:
             return
@@ -289,7 +289,10 @@ class ScenarioMember:
         return self.scenario.failures or any(isinstance(fault, Crash) for fault in self.scenario.faults)
 
     def _send_timeout_s(self) -> float | None:
-        """How long sending may take: a restarted member may find too few members left to accept messages."""
+        """How many seconds sending the workload may take; None for no limit.
+
+        There is a limit if members may crash: a restarted member may find too few members left to accept messages.
+        """
         if not self._expects_crashes():
             return None
         left_s = (self.scenario.run_ns - self._start_delay_ns) / NS_PER_S
@@ -333,7 +336,7 @@ class ScenarioMember:
                 await asyncio.sleep(self._consume_pause_s)
 
     def _report_qos_event(self, event: SlaViolation | Notice) -> None:
-        """Report SLA violations, clearances and adaptations at once."""
+        """Report an SLA violation, a clearance or an adaptation to the supervisor at once."""
         report: dict[str, Any] = {"what": event.kind, "text": event.text, "at_ns": time.time_ns(), "slot": event.slot}
         if isinstance(event, SlaViolation | SlaCleared):
             report["sla"] = event.sla
@@ -342,7 +345,7 @@ class ScenarioMember:
         print_report("qos", member=self.member, **report)
 
     async def _send_until_closed(self, group: Group) -> None:
-        """Send the workload, or stop if the group closes; the consumed events tell why it closed."""
+        """Send the workload, and return early if the group closes; the group's events say why it closed."""
         with contextlib.suppress(GroupClosed):
             await self._send(group)
 
@@ -369,7 +372,7 @@ class ScenarioMember:
         await group.send(GOODBYE)
 
     async def _send_stamped(self, group: Group, sizes: Sequence[int]) -> None:
-        """Send messages of these sizes; with several priorities, one by one, and the priorities take turns."""
+        """Send messages of these sizes, each with its submission time; several priorities take turns."""
         levels = self.scenario.priorities
         if len(levels) == 1:
             await group.send_many([stamped_message(size) for size in sizes], priority=levels[0])
@@ -379,13 +382,14 @@ class ScenarioMember:
             self._sent += 1
 
     async def _wait_for_expected_members(self, group: Group) -> None:
-        """Send roll calls until all expected members are known to hear each other."""
+        """Send roll calls until those of all expected members show that all of them hear each other."""
         give_up_at = time.monotonic() + GATHER_TIMEOUT_S
         while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
             if time.monotonic() > give_up_at:
                 heard = {member: sorted(others) for member, others in sorted(self._roll_calls.items())}
                 raise MissingDependency(
-                    f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s; each heard these: {heard}"
+                    f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s; "
+                    f"the members that each of them heard: {heard}"
                 )
             await group.send(ROLL_CALL_PREFIX + bytes(sorted(m for m in self._roll_calls if m < 256)))
             await asyncio.sleep(ROLL_CALL_INTERVAL_S)
@@ -429,7 +433,7 @@ class ScenarioMember:
 
 
 def staying_members(scenario: Scenario) -> frozenset[int]:
-    """The members that are up at the end and send a goodbye: their last step is not a crash or a leave."""
+    """The members that run to the end of the scenario and send a goodbye: all that do not end by a crash or a leave."""
     crashes = [fault for fault in scenario.faults if isinstance(fault, Crash)]
     ends = [*crashes, *(step for step in scenario.steps if isinstance(step, Leave | Restart))]
     last = {end.member: end for end in sorted(ends, key=lambda end: end.at_ns)}
@@ -439,7 +443,7 @@ def staying_members(scenario: Scenario) -> frozenset[int]:
 def timeline(
     scenario: Scenario, member: int, rng: RandomSource, start_delay_ns: int = 0
 ) -> list[tuple[int, tuple[int, ...] | PlannedRateChange | PlannedSlotChange | Leave]]:
-    """The steps of this member, each with its time since the member's start, `start_delay_ns` after the group's start.
+    """The steps of a member. Each has its time after the member's start, which is `start_delay_ns` after the group's.
 
     The steps are sends of these sizes, changes of rate or slot, and leaving. Steps before the start belong to an
     earlier incarnation.
@@ -472,13 +476,13 @@ def stamped_message(size: int) -> bytes:
 
 
 def print_report(kind: str, **fields: Any) -> None:
-    """Print one report for the supervisor."""
+    """Print one report for the supervisor, as a line of JSON."""
     sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Read the configuration and run; errors go to standard error."""
+    """Read the configuration from standard input and run the member; errors go to standard error."""
     try:
         asyncio.run(_run(json.loads(sys.stdin.readline())))
     except KeyboardInterrupt:

@@ -51,27 +51,30 @@ ORDER_CHECKS = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTiming:
-    """Delay, timer lateness and clock difference, as measured during the run."""
+    """The network delay, timer lateness and clock difference that the members of a run measured."""
 
     delay_ns: int
-    """The 99.99 % quantile of one-way delays between members."""
+    """The 99.99 % quantile of the one-way delays between members, in ns."""
     lateness_ns: int
     """The largest lateness of any timer of any member."""
     gamma_ns: int
     """The largest clock difference that any member measured, including the error of measurement."""
 
     def timing(self, scenario: Scenario) -> Timing:
-        """Δ and Γ as measured: Δ is the network's quantile plus the driver's lateness."""
+        """The timing with the measured values: Δ is `delay_ns` plus `lateness_ns`, and Γ is `gamma_ns`."""
         return Timing(self.delay_ns + self.lateness_ns, self.gamma_ns, scenario.longest_slot_ns)
 
     def timing_with_failures(self, scenario: Scenario) -> Timing:
-        """The timing if members crashed or were unreachable: the others wait for them as long as declared."""
+        """The timing of a run in which members crashed or were unreachable.
+
+        Δ and Γ are at least the declared ones, because the other members wait for such a member that long.
+        """
         declared, gamma_ns = scenario.timing, max(scenario.timing.gamma_ns, self.gamma_ns)
         return Timing(max(declared.delta_ns, self.delay_ns) + self.lateness_ns, gamma_ns, scenario.longest_slot_ns)
 
 
 def measured_timing(final_reports: Mapping[int, ProcessReport], gamma_ns: int) -> MeasuredTiming:
-    """The combined measurements of all members; the declared Γ where a peer left before it could be probed."""
+    """Combine the measurements of all members. A member that could not measure Γ counts with `gamma_ns`."""
     delays = Histogram()
     for final in final_reports.values():
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
@@ -87,21 +90,21 @@ def measured_timing(final_reports: Mapping[int, ProcessReport], gamma_ns: int) -
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """The run's verdicts and figures."""
+    """The verdicts and figures of one finished run of real processes."""
 
     trace: Trace
-    """If there are two grades, only the early deliveries."""
+    """The recorded trace; in a run with two grades, only its early deliveries."""
     verdicts: dict[str, Verdict]
     measured: MeasuredTiming
     bound_ns: int
-    """The bound with the measured Δ and Γ, and with the outage if members crashed or were unreachable."""
+    """The latency bound for the measured Δ and Γ, plus the outage if members crashed or were unreachable."""
     declared_bound_ns: int
-    """The bound with the declared Δ and Γ: the promise before the first message."""
+    """The latency bound for the declared Δ and Γ: the promise before the first message."""
     outage_ns: int
-    """The part of the bound that is due to crashed or unreachable members."""
+    """The part of `bound_ns` that is due to crashed or unreachable members."""
     final_reports: Mapping[int, ProcessReport]
     grades: dict[str, Any] | None = None
-    """How members compare in each grade, if there are two."""
+    """How the members' deliveries of each grade compare, from `compare_grades`; None in a run with one grade."""
 
     @property
     def verdict(self) -> Status:
@@ -122,7 +125,7 @@ class ClusterReport:
         return all(np.array_equal(first[0], s[0]) and np.array_equal(first[1], s[1]) for s in sequences)
 
     def missing(self) -> int | None:
-        """Gaps: messages that a member did not deliver, although another did, in slots in which it took part.
+        """The number of gaps: messages that a member skipped and another delivered, in slots in which both took part.
 
         Only the last incarnation of each member counts, and killed members do not. None for gap-free orders, where a
         checker decides.
@@ -150,12 +153,12 @@ class ClusterReport:
         return missing
 
     def sla_events(self) -> list[dict[str, Any]]:
-        """The SLA events of all members, sorted by their clocks."""
+        """The SLA events of all members, sorted by the times on the members' clocks."""
         events = [{"member": member, **event} for member, final in self.final_reports.items() for event in final["qos"]]
         return sorted(events, key=lambda event: event["at_ns"])
 
     def to_json(self) -> dict[str, Any]:
-        """The figures that `demo --json` prints."""
+        """The report as the JSON object that `demo --json` prints."""
         figures = latency_of(self.verdicts).figures
         # In the priority orders consumers set the pace, so no delivery is late.
         bounded = not recorded_capabilities(self.trace.meta.order).pulled
@@ -211,7 +214,7 @@ def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequen
 
 
 def _latency_bound_ns(scenario: Scenario, timing: Timing, crashed_members: Sequence[int] = ()) -> int:
-    """The order's bound with this timing, including the outage that these crashes cause."""
+    """The order's latency bound for this timing, including the outage that crashes of these members cause."""
     stacks = [build(replace(scenario.policy_for(member), timing=timing)) for member in scenario.members]
     return max(stack.bound_ns() + stack.outage_ns(crashed_members) for stack in stacks)
 
@@ -223,7 +226,7 @@ def check_cluster_run(
     final_reports: Mapping[int, ProcessReport],
     killed: Sequence[MemberProcess] = (),
 ) -> ClusterReport:
-    """Complete the recorded trace with the measured timing, and check it; `killed` as for `record_crashes`."""
+    """Complete the recorded trace with the measured timing, and check it. `killed` lists the killed processes."""
     measured = measured_timing(final_reports, scenario.timing.gamma_ns)
     crashed = [process.member for process in sorted(killed, key=lambda process: process.killed_ns or 0)]
     bound_ns = usual_ns = _latency_bound_ns(scenario, measured.timing(scenario))
@@ -255,7 +258,10 @@ def check_cluster_run(
 
 
 def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports: Mapping[int, Any]) -> dict[str, Any]:
-    """Compare the members that stayed to the end: early deliveries while all took part, and all final ones."""
+    """Compare the deliveries of the members that stayed to the end.
+
+    This covers the early deliveries of the slots in which all of them took part, and all final deliveries.
+    """
     first, end = _common_slots(trace, final_reports)
     early = [
         set(_numbered_deliveries(trace.in_slots(first, end - 1), EARLY, member).values()) for member in final_reports
@@ -282,7 +288,7 @@ def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports:
 
 
 def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
-    """The slots in which all of these members, in their last incarnations, took part: first and end."""
+    """The first slot in which all of these members took part in their last incarnations, and the end (exclusive)."""
     first, end = 0, int(trace.slot.max(initial=0)) + 1
     for member in members:
         runs = [run for (run_member, _), run in member_runs(trace).items() if run_member == member and run.started]
@@ -292,7 +298,10 @@ def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
 
 
 def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
-    """A member's deliveries in its last incarnation, by row (early) or by position in the final order."""
+    """The messages that a member delivered in its last incarnation, by number.
+
+    For early deliveries the number is the row, for final ones the position in the final order.
+    """
     rows = trace.with_grade(grade).deliveries()
     incarnation = rows.recorder_incarnation[rows.member == member].max(initial=-1)
     own = rows.select((rows.member == member) & (rows.recorder_incarnation == incarnation))

@@ -1,4 +1,4 @@
-"""Which parts of a scenario real processes can run, which are refused, and which are ignored."""
+"""Says which parts of a scenario real processes can run, which are refused, and which are ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.model.units import NS_PER_S
 
 
 def refuse_unsupported(scenario: Scenario) -> None:
-    """Raise InvalidOption if the order would wait forever: for a lost message, a crashed member or a late one."""
+    """Raise InvalidOption if the scenario's order would wait forever for a lost message or a crashed or late member."""
     if any(isinstance(step, Start | Restart) for step in scenario.steps) and not _admits_late_members(scenario):
         raise InvalidOption(
             "start, restart (--join)",
@@ -31,7 +31,7 @@ def refuse_unsupported(scenario: Scenario) -> None:
 
 
 def _admits_late_members(scenario: Scenario) -> bool:
-    """Whether a running group admits new members."""
+    """Whether the scenario's group admits new members while it runs."""
     capabilities = capabilities_of(scenario.order)
     return capabilities.admits_late_members or (scenario.failures and capabilities.slotted)
 
@@ -66,7 +66,7 @@ def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
 
 
 def loss_warning(scenario: Scenario) -> str:
-    """A warning if the scenario loses datagrams under an order whose bound assumes no loss; else empty."""
+    """A warning if the scenario loses datagrams under an order whose latency bound assumes no loss; else empty."""
     lossy = any(isinstance(fault, Loss) and fault.probability > 0 for fault in scenario.faults)
     if lossy and scenario.reliable is None and capabilities_of(scenario.order).led:
         return (
@@ -92,7 +92,7 @@ def member_schedules(scenario: Scenario) -> dict[int, MemberSchedule]:
 
 
 def unsupported_parts(scenario: Scenario) -> list[str]:
-    """Parts of a scenario that real processes ignore: they have a real network and real clocks."""
+    """The parts of a scenario that real processes ignore, because they have a real network and real clocks."""
     found = []
     if any(isinstance(fault, Reordering) for fault in scenario.faults):
         found.append("reordering")

@@ -32,11 +32,11 @@ from unisono.model.text.sla import parse_slas
 from unisono.qos.adapt.estimate import Estimate
 
 REJOIN_AFTER_S = 0.5
-"""Wait this long before joining again."""
+"""The SLA reporter waits this many seconds before it joins a group again."""
 
 
 class SlaReporter:
-    """The reporter's membership in one group."""
+    """Joins one group, and joins again if the group continued without it, to multicast SLA verdicts."""
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._scenario = parse_scenario(*configuration["scenario"])
@@ -48,7 +48,7 @@ class SlaReporter:
         self._group: Group | None = None
 
     async def run(self, lines: asyncio.Queue[str | None]) -> None:
-        """Send findings until the input ends."""
+        """Multicast the verdicts that arrive as lines of JSON, until the input ends (None in the queue)."""
         membership = asyncio.create_task(self._stay_joined())
         try:
             while (line := await lines.get()) is not None:
@@ -99,7 +99,7 @@ class SlaReporter:
 
 
 def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
-    """An estimate of the network as JSON."""
+    """Encode an estimate of the network as a JSON object."""
     return {
         "loss": estimate.loss,
         "sure": estimate.certain_loss,
@@ -111,18 +111,18 @@ def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def estimate_from_json(fields: Mapping[str, Any]) -> Estimate:
-    """The estimate in a JSON object."""
+    """Decode an estimate of the network from a JSON object."""
     delays = Histogram.of_pairs([(bucket, times) for bucket, times in fields["delays"]], fields["largest"])
     return Estimate.of(fields["loss"], delays, fields["burst"], fields["gamma_ns"], fields["sure"])
 
 
 def verdict_to_json(event: SlaVerdict) -> dict[str, Any]:
-    """A verdict as JSON."""
+    """Encode an SLA verdict as a JSON object."""
     return fields_of_verdict(event)
 
 
 def verdict_from_json(fields: Mapping[str, Any]) -> SlaVerdict:
-    """The verdict in a JSON object."""
+    """Decode an SLA verdict from a JSON object."""
     return verdict_of_fields(fields)
 
 
@@ -149,7 +149,7 @@ async def _run() -> None:
 
 
 def main() -> int:
-    """Run the reporter until its input ends."""
+    """Run the SLA reporter until its standard input ends; return the exit status."""
     try:
         asyncio.run(_run())
     except KeyboardInterrupt:

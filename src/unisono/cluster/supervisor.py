@@ -1,4 +1,4 @@
-"""A cluster of member processes on this machine: starts, watches and ends them together."""
+"""Starts, watches and ends the member processes of a group on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ProcessReport = dict[str, Any]
 
 
 def free_addresses(members: tuple[int, ...], host: str = "127.0.0.1") -> dict[int, tuple[str, int]]:
-    """An address with a free UDP port for each member."""
+    """Find an address with a free UDP port for each member."""
     sockets = []
     try:
         for _ in members:
@@ -35,41 +35,41 @@ def free_addresses(members: tuple[int, ...], host: str = "127.0.0.1") -> dict[in
 
 @dataclass(slots=True)
 class MemberProcess:
-    """One member process."""
+    """A started member process, with the reports that it has printed."""
 
     member: int
     process: asyncio.subprocess.Process
     reports: list[ProcessReport] = field(default_factory=list)
     stderr_text: str = ""
     killed_ns: int | None = None
-    """When the schedule killed it, in ns since the Unix epoch."""
+    """When the schedule killed this process, in ns since the Unix epoch; None if it did not."""
 
     def final_report(self) -> ProcessReport | None:
-        """The final report, if the process ended normally."""
+        """The report `final` of the process; None unless the process ended normally."""
         return self.reports[-1] if self.reports and self.reports[-1].get("kind") == "final" else None
 
     def has_begun(self) -> bool:
-        """Whether it has heard all expected members and is sending."""
+        """Whether the member has heard all expected members and has begun to send."""
         return any(report["kind"] == "begun" for report in self.reports)
 
     def incarnation(self) -> int | None:
-        """Its last incarnation, or None if it never joined."""
+        """The last incarnation of the member in this process; None if it never joined."""
         incarnations = [report["incarnation"] for report in self.reports if report["kind"] in {"ready", "again"}]
         return incarnations[-1] if incarnations else None
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSchedule:
-    """What happens to one member, in seconds after all initial members have begun to send."""
+    """When one member starts, is killed, pauses and restarts: in seconds after all initial members began to send."""
 
     start_s: float | None = None
-    """When it starts, if not with the others."""
+    """When the member starts; None if it starts with the others."""
     kills_s: tuple[float, ...] = ()
-    """When it is killed."""
+    """The times at which the member is killed."""
     pauses_s: tuple[tuple[float, float], ...] = ()
-    """Start and end of each pause."""
+    """The start and end of each pause of the member."""
     restarts_s: tuple[float, ...] = ()
-    """When it starts again; if the previous process still runs, the restart waits for its end."""
+    """The times at which the member starts again. A restart waits until the member's previous process has ended."""
 
 
 class LocalCluster:
@@ -89,15 +89,15 @@ class LocalCluster:
         self._begun_monotonic_s = 0.0
         self._begun_ns = 0
         self.processes: dict[int, MemberProcess] = {}
-        """By member: its latest process."""
+        """The latest process of each member, by member."""
         self.killed: list[MemberProcess] = []
         """The processes that the schedule killed."""
 
     async def run(self, timeout_s: float) -> dict[int, MemberProcess]:
-        """Start all processes and wait for all; on timeout or cancellation no process is left behind.
+        """Start all processes and wait for their end. After a time-out or a cancellation, no process is left behind.
 
-        The timeout applies twice: until all members have begun, which depends on the machine, and from there to the
-        end.
+        The time-out applies twice: to the time until all members have begun to send, which depends on the machine, and
+        to the time from then to the end.
         """
         watchers: list[asyncio.Task[None]] = []
         try:
@@ -142,7 +142,7 @@ class LocalCluster:
             await asyncio.gather(*signals, return_exceptions=True)
 
     def _late_configuration(self, configuration: Mapping[str, Any], at_s: float) -> dict[str, Any]:
-        """The configuration of a member that starts late: it does not wait for other members."""
+        """The configuration of a member that starts at `at_s`: such a member does not wait for other members."""
         return {**configuration, "late_ns": int(at_s * 1e9), "begun_ns": self._begun_ns, "expected": []}
 
     async def _sleep_until(self, at_s: float) -> None:
@@ -168,7 +168,7 @@ class LocalCluster:
             node.process.send_signal(number)
 
     async def _start(self, member: int, configuration: Mapping[str, Any]) -> MemberProcess:
-        """Start a member process. Its standard input stays open: the process leaves the group when it closes."""
+        """Start a member process. Its standard input stays open: when that closes, the member leaves the group."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -208,7 +208,7 @@ class LocalCluster:
             self._on_report(member_process.member, report)
 
     def _on_begun(self) -> None:
-        """Record the time at which the last initial member has begun; schedules are relative to it."""
+        """If all initial members have begun to send, record the time: schedules are relative to it."""
         first = [
             member for member in self._configurations if self._schedules.get(member, MemberSchedule()).start_s is None
         ]

@@ -1,4 +1,4 @@
-"""All experiments by name."""
+"""The catalogue of all experiments by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment with this name, or the sweep in this text."""
+    """Return the experiment with this name. A name of several lines is the TOML text of a sweep."""
     if "\n" in name:
         return read_sweep(name)
     found = EXPERIMENTS.get(name)
@@ -27,5 +27,5 @@ def find_experiment(name: str) -> Experiment:
 
 
 def run_task(task: ExperimentTask) -> tuple[ExperimentTask, Tally]:
-    """Run one task on a worker; the task names its experiment, so nothing else has to be sent."""
+    """Run one task and return it with its tally. The task names its experiment, so a worker needs nothing else."""
     return task, run_block(find_experiment(task.experiment), task)

@@ -1,4 +1,4 @@
-"""Draws figures from rows. matplotlib is imported only when a figure is drawn."""
+"""Draws figures from the rows of an experiment's table. matplotlib is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def save_figure(
 
 
 def column(rows: Iterable[Row], name: str) -> list[float]:
-    """A column of numbers; missing values are NaN."""
+    """One column of the rows as numbers; missing values are NaN."""
     return [float("nan") if (value := row.get(name)) is None else float(cast("float", value)) for row in rows]
 
 
 def draw_curves(figure: Figure, rows: Sequence[Row]) -> None:
-    """Simulated curves with their intervals, beside the formula."""
+    """Draw the simulated curves of r_D or u_S with their confidence intervals, and the formula as a dashed line."""
     axes = figure.subplots()
     x, y = ("d", "r_d") if "r_d" in rows[0] else ("s", "u_s")
     axes.plot(*_curve(rows, rows[0], x, "analytic"), color="black", linestyle="--", label="formula")
@@ -60,7 +60,7 @@ def draw_curves(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def draw_errors(figure: Figure, rows: Sequence[Row]) -> None:
-    """One panel per loss and latency."""
+    """Draw the relative errors of the formulas over the group size, in one panel per loss and kind of latency."""
     panels = sorted({(float(cast("float", row["loss"])), str(row["latency"])) for row in rows})
     figure.set_size_inches(10, 5.5)
     for axes, (loss, latency) in zip(figure.subplots(2, len(panels) // 2, sharex=True).flat, panels, strict=True):
@@ -75,7 +75,10 @@ def draw_errors(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def draw_failures(figure: Figure, rows: Sequence[Row]) -> None:
-    """f_n on the left; f_n beside the simulated failures on the right."""
+    """Draw f_n, the probability that members disagree, over the group size (paper 002, Figure 17).
+
+    The left panel has rare crashes. The right panel has frequent ones, with the simulated share of disagreements.
+    """
     left, right = figure.subplots(1, 2)
     left.plot(column(rows, "n"), column(rows, "f_n"), "o-", color=_COLOURS[0], label="f_n")
     _label_axes(left, "members", "probability of failure")
@@ -85,7 +88,10 @@ def draw_failures(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
-    """Means with intervals by group size, or by point if there is only one size; published values as crosses."""
+    """Draw the mean number of broadcasts with its confidence interval over the group size.
+
+    If there is only one size, draw it per point. Published values are crosses.
+    """
     axes = figure.subplots()
     sizes = sorted({int(cast("int", row["n"])) for row in rows})
     labels = sorted({_point_label(row) for row in rows}) if len(sizes) == 1 else []
@@ -103,7 +109,10 @@ def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
 def draw_lines(
     axes: Axes, rows: Sequence[Row], x: str, y: str, *, series: str | None = None, reference: str | None = None
 ) -> None:
-    """A measured value with its interval over a parameter, one line per series; references are dashed."""
+    """Draw the column `y` with its confidence interval over the parameter `x`, one line per value of `series`.
+
+    The column `reference` is drawn as a dashed line.
+    """
     ticks = _unique(str(row[x]) for row in sorted(rows, key=lambda row: _numeric_value(row[x])))
     for number, name in enumerate(_unique(str(row[series]) if series else "" for row in rows)):
         mine = [row for row in rows if series is None or str(row[series]) == name]
@@ -118,7 +127,7 @@ def draw_lines(
 
 
 def _numeric_value(value: object) -> float:
-    """A parameter as a number; durations in milliseconds."""
+    """A parameter as a number. Of a duration such as "5ms", it is the number of milliseconds."""
     return float(str(value).removesuffix("ms"))
 
 

@@ -1,4 +1,4 @@
-"""What an experiment is, and how it is split into tasks.
+"""Defines an experiment, and splits it into tasks.
 
 To run an experiment: `split_into_tasks`, `run_task` for each task in any process, and `result_rows` for the table. A
 task is a few words and a tally is a few numbers, so both are cheap to send.
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | int | float | bool | None
 Point: TypeAlias = Mapping[str, Value]
-"""The parameters of one point."""
+"""One point of an experiment: a value for each of its parameters."""
 Row: TypeAlias = dict[str, Value]
 
 BLOCK_RUNS = 500
-"""Runs per task: a fraction of a second of work, and a small part of a point."""
+"""How many runs one task has: a fraction of a second of work, and a small part of a point's runs."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """The totals of many runs: sums and sums of squares by name, and hits by name for each position of a grid."""
+    """The totals of many runs of one point.
+
+    By name of a measured value: its sum and its sum of squares. By name of a curve: for each position on the curve, how
+    many runs reached it.
+    """
 
     runs: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -35,7 +39,7 @@ class Tally:
     hits: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
-        """Add the counts of `other`."""
+        """Add the totals of `other` to these."""
         self.runs += other.runs
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -52,30 +56,30 @@ class Experiment:
     name: str
     title: str
     description: str
-    """One paragraph for users."""
+    """What the experiment shows: one paragraph for users."""
     points: tuple[Point, ...]
     run_point: Callable[[Point, tuple[int, str, str, int], int], Tally]
-    """Runs one block: takes the point, the seed path and the number of runs."""
+    """Runs one block. Arguments: the point, the seed path (seed, experiment, point, block) and the number of runs."""
     make_rows: Callable[[Sequence[tuple[Point, Tally]]], list[Row]]
-    """Makes the table of all points."""
+    """Makes the rows of the result table from all points and their tallies."""
     draw: Callable[[Figure, Sequence[Row]], None] | None = None
     runs: int = 10_000
-    """Default number of runs per point; 0 if all figures are computed."""
+    """The default number of runs per point; 0 if every value follows from a formula and nothing is simulated."""
     block_runs: int = BLOCK_RUNS
     run_s: float = 0.0003
-    """Rough duration of a run, for the first distribution of tasks; measured run times replace it."""
+    """The rough duration of a run in seconds, for the first distribution of tasks; measured durations replace it."""
     source: str = ""
-    """The text of a sweep from a file; empty for named experiments."""
+    """The TOML text, if the experiment is a sweep from a file; empty for named experiments."""
     scenario_hash: str = ""
     """For a sweep, a fingerprint of its scenario: stored points are reused only if it is equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentTask:
-    """One block of one point, as sent to a worker."""
+    """A task for a worker: one block of runs of one point."""
 
     experiment: str
-    """The name of the experiment, or the text of a sweep from a file."""
+    """The name of the experiment, or the TOML text of a sweep from a file."""
     point: int
     block: int
     runs: int
@@ -83,7 +87,7 @@ class ExperimentTask:
 
 
 def split_into_tasks(experiment: Experiment, runs: int | None = None, seed: int = 1) -> list[ExperimentTask]:
-    """All tasks of an experiment, in an order that spreads the points."""
+    """Split an experiment into tasks. Their order alternates between the points."""
     wanted = experiment.runs if runs is None else runs
     if wanted < 1 and experiment.runs:
         raise InvalidOption("runs", f"expected at least 1 run per point, not {wanted}")
@@ -109,7 +113,7 @@ def run_block(experiment: Experiment, task: ExperimentTask) -> Tally:
 
 
 def result_rows(experiment: Experiment, finished: Iterable[tuple[ExperimentTask, Tally]]) -> list[Row]:
-    """The table, from the tallies of all tasks in any order."""
+    """The rows of the result table, from the tallies of all tasks in any order."""
     whole = [Tally() for _ in experiment.points]
     for task, tally in sorted(finished, key=lambda pair: (pair[0].point, pair[0].block)):
         whole[task.point].add(tally)

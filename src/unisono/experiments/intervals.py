@@ -1,20 +1,23 @@
-"""95 % confidence intervals: normal approximation for a mean, Wilson score for a share."""
+"""Computes 95 % confidence intervals: by normal approximation for a mean, by Wilson score for a share."""
 
 from __future__ import annotations
 
 from math import inf, sqrt
 
 Z = 1.959963984540054
-"""The 0.975 quantile of the normal distribution."""
+"""The 0.975 quantile of the normal distribution, which gives 95 % confidence intervals."""
 Z_BEYOND_CHANCE = 3.2905267314919255
-"""The 0.9995 quantile: among many comparisons, only a difference beyond this is significant."""
+"""The 0.9995 quantile of the normal distribution.
+
+It serves experiments with many comparisons, where some differences exceed a 95 % interval by chance.
+"""
 
 Interval = tuple[float, float, float]
-"""Estimate, low, high."""
+"""A confidence interval: the estimate, the lower end and the upper end."""
 
 
 def mean_interval(count: int, total: float, squares: float) -> Interval:
-    """The mean of `count` values, from their sum and their sum of squares."""
+    """The mean of `count` values with its confidence interval, from their sum and their sum of squares."""
     mean = total / count
     if count < 2:
         return mean, -inf, inf
@@ -24,7 +27,7 @@ def mean_interval(count: int, total: float, squares: float) -> Interval:
 
 
 def share_interval(count: int, hits: int, z: float = Z) -> Interval:
-    """The share `hits` / `count`."""
+    """The share `hits` / `count` with its confidence interval."""
     share = hits / count
     spread = z * z / count
     middle = (share + spread / 2) / (1 + spread)
@@ -33,6 +36,6 @@ def share_interval(count: int, hits: int, z: float = Z) -> Interval:
 
 
 def difference_margin(one: tuple[int, int], other: tuple[int, int]) -> float:
-    """Half the interval of the difference between two shares, each given as (hits, count)."""
+    """Half the width of the confidence interval of the difference between two shares, each given as (hits, count)."""
     variance = sum(hits / count * (1 - hits / count) / count for hits, count in (one, other))
     return Z * sqrt(variance)

@@ -1,4 +1,7 @@
-"""Mistakes of early delivery (paper 003 §3.2): counts them in a trace, and shows them over the window w(p)."""
+"""Counts the mistakes of early delivery in a trace, and shows them over the window w(p) (paper 003 §3.2).
+
+The window is how long a message is held before early delivery.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ class EarlyDeliveryMistakes:
 
     deliveries: int
     out_of_order: int
-    """Mistakes whose message was delivered early, but after another one that was not final yet."""
+    """Mistakes whose message was delivered early, but after another message that was not final yet."""
     lost: int
-    """Mistakes whose message was not delivered early before."""
+    """Mistakes whose message had not been delivered early before it was delivered finally."""
 
     @property
     def share(self) -> float:
@@ -104,7 +107,7 @@ WINDOWS = tuple(f"{window}ms" for window in range(1, 9))
 
 
 def draw_mistakes(figure: Figure, rows: Sequence[Row]) -> None:
-    """One panel per delay distribution: mistakes over the window, one line per Γ."""
+    """Draw the share of mistakes over the window, one panel per delay distribution and one line per Γ."""
     figure.set_size_inches(10, 6.5)
     panels = figure.subplots(2, len(DELAYS))
     for column, delay in enumerate(DELAYS):

@@ -1,4 +1,8 @@
-"""Points that simulate many RMCasts: parameters become a setting, outcomes become a tally. One time unit is 1 ms."""
+"""Runs the points of experiments that simulate many reliable multicasts (RMCast, paper 002).
+
+The parameters of a point become the setting of the simulation, and the outcomes become a tally. One time unit of the
+paper is 1 ms.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +21,23 @@ from unisono.sim.random_streams import generator
 from unisono.sim.rmcast_runs import CrashScenario, RmcastCase, RmcastOutcomes, RmcastRuns
 
 GRID = tuple(half / 2 for half in range(1, 51))
-"""The values of D and S on the curves, in units of the mean delay."""
+"""The values of D and S at which the curves of r_D and u_S are measured, in units of the mean delay."""
 
 SeedPath = tuple[int, str, str, int]
 
 
 def units_to_ns(units: float) -> int:
-    """Time units as nanoseconds."""
+    """Convert time units of the paper to nanoseconds."""
     return round(units * NS_PER_MS)
 
 
 def numeric_parameter(point: Point, name: str) -> float:
-    """A numeric parameter."""
+    """A parameter of a point as a number."""
     return float(cast("float", point[name]))
 
 
 def redundancy_of(point: Point) -> Redundancy:
-    """ρ, η, ω and the rule of a point."""
+    """The redundancy of a point: ρ, η, ω and the rule for lengthening ω."""
     return Redundancy(
         int(numeric_parameter(point, "rho")),
         units_to_ns(numeric_parameter(point, "eta")),
@@ -43,12 +47,12 @@ def redundancy_of(point: Point) -> Redundancy:
 
 
 def network_of(point: Point) -> NetworkModel:
-    """The network of a point: exponential delays with mean 1, and the loss."""
+    """The network of a point: exponential delays with a mean of one time unit, and the point's loss."""
     return NetworkModel(ExponentialDelay(NS_PER_MS), numeric_parameter(point, "loss"))
 
 
 def setting_of(point: Point) -> RmcastCase:
-    """The complete setting of a point."""
+    """The setting to simulate for a point: group size, redundancy, network and crashes."""
     network = network_of(point)
     return RmcastCase(
         int(numeric_parameter(point, "n")),
@@ -61,18 +65,18 @@ def setting_of(point: Point) -> RmcastCase:
 
 
 def run_outcomes(point: Point, seed_path: SeedPath, runs: int) -> RmcastOutcomes:
-    """Simulate the multicasts of a block."""
+    """Simulate the multicasts of one block of runs."""
     return RmcastRuns(setting_of(point), generator(*seed_path)).run(runs)
 
 
 def count_within(times_ns: npt.NDArray[np.int64], grid: tuple[float, ...]) -> list[int]:
-    """How many values are within each time of a grid."""
+    """For each time in `grid`, in time units: how many of the values are at most that time."""
     ordered = np.sort(times_ns)
     return [int(count) for count in np.searchsorted(ordered, [units_to_ns(units) for units in grid], side="right")]
 
 
 def tally_of(outcomes: RmcastOutcomes, grid: tuple[float, ...] = GRID) -> Tally:
-    """The tally of a block: broadcasts, and how many multicasts reached all members within D and S."""
+    """The tally of a block: the broadcasts, and how many multicasts reached all members within each D and S."""
     broadcasts, given = outcomes.broadcasts.astype(np.float64), outcomes.spread_after_one_receiver_ns()
     return Tally(
         len(broadcasts),
@@ -89,23 +93,26 @@ def tally_of(outcomes: RmcastOutcomes, grid: tuple[float, ...] = GRID) -> Tally:
 
 
 def run_multicasts(point: Point, seed_path: SeedPath, runs: int) -> Tally:
-    """A block of runs on the common grid."""
+    """Simulate one block of runs, and count the results at the values of D and S in GRID."""
     return tally_of(run_outcomes(point, seed_path, runs))
 
 
 def broadcast_columns(tally: Tally) -> Row:
-    """The mean number of broadcasts, with its interval."""
+    """The columns with the mean number of broadcasts and its confidence interval."""
     mean, low, high = mean_interval(tally.runs, tally.sums["broadcasts"], tally.squares["broadcasts"])
     return {"broadcasts_mean": mean, "broadcasts_low": low, "broadcasts_high": high}
 
 
 def share_at(tally: Tally, curve: str, grid_index: int, z: float = Z) -> Interval:
-    """The share of runs at one grid position; relative to a given process, only runs that reached it."""
+    """The share of runs that a curve counts at one position of its grid, with its confidence interval.
+
+    The curve "u given" counts from one given process, so only the runs that reached that process count.
+    """
     count = tally.hits["given"][0] if curve == "u given" else tally.runs
     return share_interval(count, tally.hits[curve][grid_index], z)
 
 
 def share_columns(name: str, tally: Tally, curve: str, grid_index: int) -> Row:
-    """A share of the runs, with its interval."""
+    """The columns with the share of runs at one position of a curve, and its confidence interval."""
     share, low, high = share_at(tally, curve, grid_index)
     return {name: share, f"{name}_low": low, f"{name}_high": high}

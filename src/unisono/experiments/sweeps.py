@@ -1,4 +1,7 @@
-"""Sweeps: one scenario over a table of parameters, with many seeds per point. Defined in code or in a TOML file.
+"""Sweeps: each simulates one scenario over a table of parameters, with many seeds per point.
+
+A sweep is defined in code or in a TOML file.
+
 
 The parameters of a point are paths into the scenario ("group.slot", "fault.0.probability"); a name without a dot is a
 label and changes nothing. Every sweep measures the same: latency and its bound, the share of messages delivered, frames
@@ -55,7 +58,10 @@ def sweep(
     source: str = "",
     published_value: Callable[[Point], float | None] = lambda _: None,
 ) -> Experiment:
-    """An experiment that simulates a scenario; `published_value` returns the published value of a point, if any."""
+    """Make an experiment that simulates a scenario with the parameters of each point.
+
+    `published_value` returns the value that a paper published for a point, or None.
+    """
     base = tomllib.loads(scenario)
     return Experiment(
         name,
@@ -74,12 +80,12 @@ def sweep(
 
 
 def cross_product(axes: Mapping[str, Sequence[Value]]) -> list[Point]:
-    """All combinations; the last axis varies fastest."""
+    """All combinations of the parameters' values, as points; the last parameter varies fastest."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def read_sweep(text: str, where: str = "the sweep") -> Experiment:
-    """The experiment in a TOML text: a table [sweep] with `name` and `over`, and a scenario."""
+    """Read a sweep from a TOML text: a table [sweep] with `name` and `over`, and a scenario."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -99,7 +105,7 @@ def read_sweep(text: str, where: str = "the sweep") -> Experiment:
         raise InvalidOption(where, f"sweep.runs: expected at least 1, not {runs!r}")
     for path, values in about["over"].items():
         if not isinstance(values, list) or not values:
-            raise InvalidOption(where, f"sweep.over: {path!r} needs a list of values")
+            raise InvalidOption(where, f"sweep.over: expected a list of values for {path!r}, not {values!r}")
         if "." not in path:
             raise InvalidOption(
                 where, f'sweep.over: expected a path into the scenario such as "group.slot", not {path!r}'
@@ -111,14 +117,14 @@ def read_sweep(text: str, where: str = "the sweep") -> Experiment:
             scenario = to_toml(with_parameters(tables, point))
         except (LookupError, ValueError, TypeError, AttributeError):
             raise InvalidOption(
-                where, f"sweep.over: {', '.join(point)}: a path does not exist in the scenario"
+                where, f"sweep.over: {', '.join(point)}: one of these paths does not exist in the scenario"
             ) from None
         parse_scenario(scenario, where)
     return sweep(name, str(about.get("title", name)), shows, to_toml(tables), points, runs=runs, source=text)
 
 
 def with_parameters(base: TomlTables, point: Point) -> dict[str, Any]:
-    """The scenario's tables with the parameters of a point; None removes an entry."""
+    """The scenario's tables, changed to the parameters of a point; the value None removes an entry."""
     tables: dict[str, Any] = deepcopy(dict(base))
     for path, value in point.items():
         *folders, last = path.split(".")
@@ -135,7 +141,7 @@ def with_parameters(base: TomlTables, point: Point) -> dict[str, Any]:
 
 
 def to_toml(tables: TomlTables) -> str:
-    """Tables as TOML, as far as scenarios use it."""
+    """Encode tables as TOML text, as far as scenarios use TOML."""
     lines: list[str] = []
 
     def table(name: str, values: TomlTables) -> None:
@@ -180,7 +186,10 @@ def _run_point(base: TomlTables, point: Point, seed_path: tuple[int, str, str, i
 
 
 def measure(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
-    """The figures and counts of one run; with two grades, mostly those of final deliveries."""
+    """The measured values of one run, and its counts: deliveries, late ones, and 1 if the run is valid.
+
+    In a run with two grades, most of them are about the final deliveries.
+    """
     whole, graded = result.trace, {EARLY, FINAL} <= set(result.trace.delivered_grades())
     trace = whole.with_grade(FINAL) if graded else whole
     deliveries, sends = trace.deliveries(), len(trace.sends())

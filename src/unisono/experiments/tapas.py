@@ -1,4 +1,4 @@
-"""Paper 002 §5.2: groups 1 to 5, and Figures 23 and 24, the tables of broadcasts.
+"""The experiments of paper 002 §5.2 that count broadcasts: its groups 1 to 5, and Figures 23 and 24.
 
 The published counts do not follow from the published pseudo-code under any reading (erratum 002-1). They are shown
 beside ours, and nothing is fitted to them. The rule `counting` is this project's own.
@@ -28,11 +28,11 @@ from unisono.experiments.tapas_values import (
 
 RULES = ("none", "heuristic", "counting")
 AT_S = 8.0
-"""The S at which the tables show u_S: take-overs have begun but have not reached all members."""
+"""The S at which the tables show u_S, in time units: take-overs have begun but have not reached all members."""
 
 
 def point(n: int, rho: int, scenario: str, *, adaptive: str = "none", direct: int = 0, loss: float = LOSS) -> Point:
-    """A point, in the units of the paper."""
+    """Make a point of these experiments, with times in the units of paper 002."""
     return {
         "n": n,
         "rho": rho,
@@ -46,7 +46,7 @@ def point(n: int, rho: int, scenario: str, *, adaptive: str = "none", direct: in
 
 
 def published(rho: int, values: Mapping[str, Mapping[int, float]]) -> Mapping[tuple[object, ...], float]:
-    """The published values of a table, by ρ, group size and rule."""
+    """The published values of a table of paper 002, by ρ, group size and rule."""
     return {(rho, n, rule): value for rule, by_size in values.items() for n, value in by_size.items()}
 
 
@@ -58,7 +58,10 @@ PUBLISHED_BROADCASTS: dict[tuple[object, ...], float] = {
 
 
 def broadcast_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """Our counts beside the published ones, u_S, and how far u_S falls behind the heuristic's on the grid."""
+    """The rows of the table of broadcasts: the simulated counts beside the published ones, and u_S.
+
+    Each row also says how far u_S falls behind that of the published heuristic.
+    """
     rows: list[Row] = []
     for parameters, tally in points:
         key = tuple(parameters[name] for name in ("scenario", "rho", "n", "adaptive"))
@@ -76,7 +79,10 @@ def broadcast_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 
 def _lag_behind_heuristic(parameters: Point, tally: Tally, points: Sequence[tuple[Point, Tally]]) -> Row:
-    """The largest lead of the heuristic's curve over this one, and the 95 % margin of that difference."""
+    """How far the point's curve of u_S is below that of the published heuristic at most, and the 95 % margin of that.
+
+    Empty for the heuristic itself.
+    """
     if parameters["adaptive"] == "heuristic":
         return {}
     for other, theirs in points:

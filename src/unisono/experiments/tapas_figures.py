@@ -1,4 +1,7 @@
-"""Paper 002 §5: Figures 17 to 22, by the numbers of their captions: formulas beside simulations of the automaton."""
+"""The experiments of paper 002 §5 that draw Figures 17 to 22: formulas beside simulations of RMCast.
+
+The numbers are those of the captions.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,16 @@ from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
 TARGETS = (0.8, 0.9, 0.99)
 MANY_CRASHES = (0.2, 0.02)
-"""v and β at which failures are frequent enough to be counted."""
+"""Crash probabilities v and β (paper 002, App. C) at which disagreements are frequent enough to be counted."""
 FEW_CRASHES = (0.95e-4, 1e-3)
-"""v and β for which f_n converges to the published value (erratum 002-9)."""
+"""Crash probabilities v and β (paper 002, App. C) for which f_n tends to the published value (erratum 002-9)."""
 
 
 FIRST_RECEIVER, GIVEN_PROCESS = "first receiver", "given process"
-"""Where S starts: at a given process in the formulas, at the first receiver in the paper's curves (erratum 002-17)."""
+"""From which receiver's first copy S counts.
+
+The formulas count from a given process, the curves of paper 002 from the first receiver (erratum 002-17).
+"""
 
 
 def _analytic(parameters: Point, curve: str, units: float) -> float:
@@ -77,12 +83,15 @@ def _curve(parameters: Point, tally: Tally, curve: str, columns: Row) -> list[Ro
 
 
 def absolute_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """r_D at each D of the grid."""
+    """The rows with r_D at each D in GRID."""
     return [row for parameters, tally in points for row in _curve(parameters, tally, "r", {})]
 
 
 def relative_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """u_S at each S of the grid, from the first receiver; without a crash, also from a given process."""
+    """The rows with u_S at each S in GRID.
+
+    S counts from the first receiver; without a crash there are also rows in which it counts from a given process.
+    """
     rows: list[Row] = []
     for parameters, tally in points:
         if parameters["scenario"] == NO_CRASH:
@@ -99,7 +108,10 @@ CURVE_BY_LATENCY = {
 
 
 def _target_times(parameters: Point) -> list[tuple[str, float, float | None]]:
-    """The times at which the formulas reach each target: kind of latency, target, time in units or None."""
+    """When the formulas reach each target probability: tuples (kind of latency, target, time).
+
+    The time is in time units; None if the formula never reaches the target.
+    """
     n, network, redundancy = int(numeric_parameter(parameters, "n")), network_of(parameters), redundancy_of(parameters)
     found: list[tuple[str, float, float | None]] = []
     for latency, curve in CURVE_BY_LATENCY.items():
@@ -110,13 +122,17 @@ def _target_times(parameters: Point) -> list[tuple[str, float, float | None]]:
 
 
 def run_errors(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
-    """A block of runs, evaluated at the times at which the formulas reach their targets."""
+    """Simulate one block of runs, and count the results at the times at which the formulas reach their targets."""
     grid = tuple(at or 0.0 for _, _, at in _target_times(parameters))
     return tally_of(run_outcomes(parameters, seed_path, runs), grid)
 
 
 def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """How much better the simulation is than the formula, relative to the formula; negative if worse."""
+    """The rows with the relative error of the formulas.
+
+    The error is how much larger the simulated probability is than the formula's, relative to the formula's; it is
+    negative if the simulated one is smaller.
+    """
     rows: list[Row] = []
     for parameters, tally in points:
         for place, (latency, target, at) in enumerate(_target_times(parameters)):
@@ -132,7 +148,7 @@ def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 
 def run_failures(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
-    """A block of runs in which any process may crash."""
+    """Simulate one block of runs in which any process may crash."""
     redundancy = Redundancy(int(numeric_parameter(parameters, "rho")), units_to_ns(ETA))
     n, (v, beta) = int(numeric_parameter(parameters, "n")), MANY_CRASHES
     setting = RmcastCase(
@@ -144,7 +160,11 @@ def run_failures(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
 
 
 def failure_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """f_n where the published curve converges, and f_n beside simulated failures where crashes are frequent."""
+    """The rows with f_n, the probability that members disagree about a message (paper 002, App. C), by group size.
+
+    Each row has f_n for rare crashes beside the published limit, and f_n for frequent crashes beside the simulated
+    share of disagreements.
+    """
     rows: list[Row] = []
     for parameters, tally in points:
         n = int(numeric_parameter(parameters, "n"))

@@ -24,4 +24,7 @@ FIGURE_24 = {
 LOSS, ETA, MEMBERS = 0.05, 4.6, 50
 DIRECT_RECEIVERS = (1, 2, 5)
 FAILURE_PLATEAU = 1e-7
-"""The limit of the curve in Figure 17. v and β are not published; any pair with β·v ≈ 0.95e-7 fits (erratum 002-9)."""
+"""The limit of the curve of f_n in Figure 17 of paper 002.
+
+The crash probabilities v and β are not published; any pair with β·v ≈ 0.95e-7 fits (erratum 002-9).
+"""

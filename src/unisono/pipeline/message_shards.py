@@ -1,5 +1,6 @@
-"""Verdicts over long runs of orders without one sequence of keys: services without a total order, multicast to several
-groups, and final deliveries over a slot order.
+"""Checks long runs of orders in which members do not deliver in one sequence of slots.
+
+These are the services without a total order, multicast to several groups, and final deliveries over a slot order.
 
 Promises about single messages are checked by message shards (`check.message_shards`), promises about their order by
 ranges of slots. In both cases one process holds at most one shard, or the suspect rows.
@@ -37,7 +38,7 @@ from unisono.trace.table import Rows, Trace, concatenated
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A recorded run with the summaries of its ranges."""
+    """A recorded run with the summaries of its ranges of slots."""
 
     layout: Layout
     summaries: tuple[RangeSummary, ...]
@@ -55,18 +56,18 @@ class RecordedRun:
 
     @property
     def events(self) -> Rows:
-        """All member events."""
+        """The rows of all events that concern members rather than messages, such as joins and crashes."""
         return concatenated([survey.events for survey in self.summaries])
 
     def clean_verdict(self, name: str) -> Verdict:
-        """The verdict if no violation was found."""
+        """The verdict of a check in which no violation was found."""
         return no_violation(
             name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs))
         )
 
 
 def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:
-    """The same verdicts as `check.suite.check_all` over the whole run."""
+    """Check a run by message shards and ranges of slots. The verdicts equal those of `check.suite.check_all`."""
     if not recorded_capabilities(run.layout.meta.order).total_order and len(run.grades) > 1:
         reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
         return {"messages": unknown("messages", Reason.GRADES_MIXED, reason)}
@@ -174,7 +175,7 @@ def _check_order(
 def _unknown_if_too_large(
     run: RecordedRun, name: str, check: Callable[[Callable[[Iterable[int]], Trace]], Verdict]
 ) -> Verdict:
-    """The verdict of a check that reads some ranges; unknown if they have too many rows."""
+    """The verdict of a check that reads some ranges of slots; unknown if these have too many rows."""
 
     def part(numbers: Iterable[int]) -> Trace:
         chosen = sorted(numbers)

@@ -38,41 +38,41 @@ class MetricSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """The name of this source for `spark.readStream.format`."""
         return NAME
 
     def schema(self) -> str:
-        """One column."""
+        """The schema of this source: one column, which holds an encoded block."""
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> MetricReader:  # noqa: N802 - Spark's name
-        """The reader of the given folder."""
+        """The reader of the folder in the option `path`."""
         return MetricReader(self.options["path"], int(self.options.get("hands", "2")))
 
 
 class MetricReader(DataSourceStreamReader):
-    """Offsets on the driver, blocks on the executors."""
+    """Computes offsets of the metric streams on the Spark driver, and reads blocks of rows on the executors."""
 
     def __init__(self, path: str, max_parts: int) -> None:
         self._path = os.path.abspath(path)
         self._max_parts = max_parts
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """No bytes were read yet."""
+        """The offset before anything was read: no stream is known yet."""
         return {}
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
-        """How far the streams can be read now."""
+        """The offset up to which the metric streams can be read now."""
         return readable_offsets(self._path, start or {})
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The new slices, in as many parts as their size justifies."""
+        """Split the bytes between two offsets into as many partitions as their size justifies."""
         work = slices_between(start, end)
         size = sum(stretch.end - stretch.start for stretch in work)
         return [InputPartition(part) for part in balanced_parts(work, min(self._max_parts, 1 + size // _PART_BYTES))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The blocks of one part."""
+        """Read the blocks of one partition."""
         part: list[StreamSlice] = partition.value
         # Thousands of new values and no garbage: collection would take a third of the time.
         gc.disable()
@@ -84,5 +84,5 @@ class MetricReader(DataSourceStreamReader):
 
 
 def decode_blocks(rows: Sequence[Any]) -> list[MetricBlock]:
-    """The blocks of a batch, as collected."""
+    """Decode the blocks of a batch from the rows that Spark collected."""
     return [with_rows(*pickle.loads(bytes(row["block"]))) for row in rows]

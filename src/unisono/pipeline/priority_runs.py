@@ -1,4 +1,4 @@
-"""Verdicts over long runs of the priority order: two passes over their ranges, and a third over suspect messages.
+"""Checks long runs of the priority order in two passes over their ranges of slots, and a third over suspect messages.
 
 The first pass summarizes each range by itself. The second checks windows of neighbouring ranges, each with the rows of
 its messages in other ranges. Tasks need no common sort, join or shuffle, and one process holds at most the summaries,
@@ -29,19 +29,19 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class PrioritySummaryTask:
-    """Summarizes one range."""
+    """A task that summarizes one range of slots."""
 
     files: RangeFiles
     excluded_logs: frozenset[tuple[int, int]] = frozenset()
-    """The logs whose deliveries do not count."""
+    """The member runs whose deliveries do not count, as (member, incarnation)."""
 
     @property
     def rows(self) -> int:
-        """How many rows it reads."""
+        """How many rows this task reads."""
         return self.files.rows
 
     def run(self) -> PriorityRangeSummary:
-        """Summarize the range."""
+        """Read the range of slots and return its summary."""
         files = self.files
         return summarize_priority_range(
             read_range(files, checked=True), files.first_slot, files.last_slot, self.excluded_logs
@@ -50,7 +50,7 @@ class PrioritySummaryTask:
 
 @dataclass(frozen=True, slots=True)
 class GatherTask:
-    """Selects the rows of some messages from one range."""
+    """A task that selects the rows of some messages from one range of slots."""
 
     files: RangeFiles
     wanted: MessageSet
@@ -58,18 +58,21 @@ class GatherTask:
 
     @property
     def rows(self) -> int:
-        """How many rows it reads."""
+        """How many rows this task reads."""
         return self.files.rows
 
     def run(self) -> Rows:
-        """Select the rows."""
+        """Read the range of slots and return the rows of the wanted messages."""
         found = [part.of_kind(*self.kinds) for part in read_range(self.files, all_columns=True)]
         return concatenated([copied(part.select(in_message_set(part, self.wanted))) for part in found])
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTask:
-    """Checks one window; without facts about the logs it only measures latencies."""
+    """A task that checks one window of neighbouring ranges of slots.
+
+    Without facts about the member runs (`logs`), it only measures latencies.
+    """
 
     delivery_files: tuple[RangeFiles, ...]
     reception_files: tuple[RangeFiles, ...]
@@ -81,11 +84,11 @@ class WindowTask:
 
     @property
     def rows(self) -> int:
-        """How many rows it reads."""
+        """How many rows this task reads."""
         return sum(files.rows for files in {*self.delivery_files, *self.reception_files, *self.send_files})
 
     def run(self) -> WindowFinding:
-        """Check the window."""
+        """Read the rows of the window of ranges and return what the checks found in it."""
         kept: dict[EventKind, list[Rows]] = {
             kind: [] for kind in (EventKind.DELIVER, EventKind.RECEIVE, EventKind.SEND)
         }
@@ -109,9 +112,9 @@ def verify_in_windows(
     *,
     max_suspect_rows: int,
 ) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run.
+    """Check a long run of the priority order. The verdicts equal those of `check.suite.check_all` over the whole run.
 
-    `refuse_silence` is called with what happened to members, and refuses a run of which files are missing.
+    `require_all_members` gets the rows about members, and raises `TraceDamaged` if files of the run are missing.
     """
 
     def load(numbers: Sequence[int]) -> Rows:

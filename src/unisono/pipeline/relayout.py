@@ -50,7 +50,7 @@ _WRITTEN_COLUMNS = "member int, incarnation long, rows long, file string, bytes 
 
 @dataclass(frozen=True, slots=True)
 class RelayoutResult:
-    """The result of a relayout."""
+    """The folder that a relayout wrote, its number of rows, and the number of files before and after."""
 
     folder: str
     rows: int
@@ -63,11 +63,11 @@ def relayout(
 ) -> RelayoutResult:
     """Write the run in `source` (a folder with meta.json and Parquet files at any depth) to `out`.
 
-    A recording counts as closed if the source says so; `closed` says so of all, for sources that do not record it.
-    What the executors say they wrote has to be here.
+    A recording counts as closed if the source says so. With `closed`, all recordings without an end record count as
+    closed. Raises `TraceDamaged` if the files that the executors report as written are not in `out`.
     """
     if range_slots < 1:
-        raise InvalidOption("range_slots", f"must be at least 1 slot, not {range_slots}")
+        raise InvalidOption("range_slots", f"expected at least 1 slot, not {range_slots}")
     meta = read_meta(source / META_NAME)
     target = group_folder(out, meta.run, meta.group)
     if target.exists():
@@ -75,7 +75,7 @@ def relayout(
     files = sorted(path for path in source.rglob("*.parquet") if "metrics" not in path.relative_to(source).parts)
     versions = {_version(path) for path in files}
     if len(versions) > 1:
-        raise TraceDamaged(source, "has files of several schema versions")
+        raise TraceDamaged(source, "has files of several schema versions; compact the files of each version separately")
     write_meta(out, meta)
     try:
         by = Rewriter(str(out.absolute()), meta, range_slots, versions.pop() if versions else SCHEMA_VERSION)
@@ -101,8 +101,8 @@ def _write_recordings(
         here, times = _rows_on_disk(folder, incarnation)
         if here != found.rows:
             what = (
-                f"{found.rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under "
-                "this path"
+                f"{found.rows:,} rows were written, but this machine sees {here:,}; on a cluster, every machine must "
+                "reach the folder of --out under this path"
             )
             raise TraceDamaged(folder.absolute(), what)
         if whole:
@@ -143,7 +143,7 @@ def _write_rows(session: SparkSession, files: list[Path], by: Rewriter) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Writes files on the executors."""
+    """Writes the files of the new layout, on the executors."""
 
     out: str
     meta: RunMeta
@@ -153,7 +153,7 @@ class Rewriter:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of the rows, and their names in the source."""
+        """The names of the rows' columns, each with its name in the source."""
         names = SCHEMA.names if self.version == SCHEMA_VERSION else version_1.NAMES
         called = names if self.version == SCHEMA_VERSION else version_1.stored_names(names)
         return dict(zip(names, called, strict=True))
@@ -161,7 +161,7 @@ class Rewriter:
     def write(self, table: Any) -> Any:
         """Write one file: the rows of one member, incarnation and range, in the order of recording.
 
-        A row that says what was written; -1 rows if they are not of this run.
+        Returns a table of one row that describes the file. Its number of rows is -1 if the rows are not of this run.
         """
         run, group = self.meta.run, self.meta.group
         if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
@@ -191,7 +191,7 @@ def _written_file(member: int, incarnation: int, rows: int, file: str, known: Fi
 
 
 def _to_trace_schema(table: Any) -> Any:
-    """The table with dictionary columns, since Spark returns plain words."""
+    """Convert a table from Spark to the schema of a trace: Spark returns plain strings for dictionary columns."""
     fields = [field for field in SCHEMA if field.name in table.column_names]
     columns = []
     for known in fields:
@@ -231,7 +231,10 @@ def _recording_end(source: Path, member: int, incarnation: int, rows: int, close
         return 0, closed
     ended = read_json(path)
     if ended.get("rows") != rows:
-        raise TraceDamaged(path.parent, f"{ended.get('rows')} rows were written, but {rows} are there")
+        raise TraceDamaged(
+            path.parent,
+            f"{ended.get('rows')} rows were written, but {rows} are there",
+        )
     return int(ended.get("dropped", 0)), True
 
 

@@ -1,4 +1,4 @@
-"""The one place that makes a Spark session."""
+"""Makes Spark sessions. No other module does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOCAL_MASTER = "local[*]"
 _CONNECT_PORT = 15002
 """The default port of a Spark Connect server."""
 _CONNECT_TIMEOUT_S = 10
-"""How long a master or a server may take to answer."""
+"""How many seconds a Spark master or Spark Connect server may take to answer."""
 _MASTERS = "none, local, local[N], yarn, k8s://…, spark://HOST:PORT or sc://HOST:PORT"
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+|sc://.+")
 _MACHINE_ERRORS = (
@@ -41,7 +41,7 @@ _MACHINE_ERRORS = (
     "PermissionError",
     "FileNotFoundError",
 )
-"""Errors of a task that its machine is to blame for."""
+"""Errors of a task whose cause is the machine it runs on, and not the data."""
 _LOG4J_PROPERTIES = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -59,7 +59,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.python.worker.reuse": "true",
 }
-"""What suits small machines and Python kernels; a configuration file or `settings` overrides any of them."""
+"""The default Spark settings, for small machines and Python code; a configuration file or `settings` overrides them."""
 _LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -72,7 +72,7 @@ _LOCAL_SETTINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """Where to run: a master (`local[2]`, `spark://host:7077`, `yarn`, `k8s://…`) or Spark Connect (`sc://host`)."""
+    """Where Spark runs: a master (`local[2]`, `spark://host:7077`, `yarn`, `k8s://…`) or Spark Connect (`sc://host`)."""
 
     master: str = LOCAL_MASTER
     config: Path | None = None
@@ -80,7 +80,7 @@ class SparkChoice:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def all_settings(self) -> dict[str, str]:
-        """The defaults, the file and the settings, the later over the earlier."""
+        """All Spark settings. `settings` overrides the configuration file, which overrides the defaults."""
         found = dict(DEFAULTS)
         if self.is_local:
             found |= _LOCAL_SETTINGS
@@ -90,7 +90,7 @@ class SparkChoice:
 
     @property
     def is_local(self) -> bool:
-        """Whether everything runs in this machine's one JVM."""
+        """Whether Spark runs in one JVM on this machine."""
         return self.master.startswith("local")
 
     @property
@@ -103,10 +103,10 @@ def _read_settings(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise InvalidOption(str(path), f"is no TOML: {error}") from None
+        raise InvalidOption(str(path), f"is not TOML: {error}") from None
     settings = table.get("spark")
     if not isinstance(settings, dict) or set(table) != {"spark"}:
-        raise InvalidOption(str(path), "one table [spark] of settings was expected")
+        raise InvalidOption(str(path), "expected one table [spark] with settings")
     return {
         f"spark.{name.removeprefix('spark.')}": _setting_text(path, name, value) for name, value in settings.items()
     }
@@ -117,12 +117,12 @@ def _setting_text(path: Path, name: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise InvalidOption(f"{path}: [spark] {name}", f"a word or a number was expected, not {value!r}")
+    raise InvalidOption(f"{path}: [spark] {name}", f"expected a string or a number, not {value!r}")
 
 
 @contextmanager
 def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> Iterator[SparkSession]:
-    """A session, stopped at the end; executors have this package whether or not they have seen it before."""
+    """Open a Spark session for a `with` block. The session sends this package to the executors."""
     chosen = choice or SparkChoice()
     _check_master(chosen.master)
     try:
@@ -186,14 +186,14 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
 
 
 def _append_setting(settings: dict[str, str], name: str, value: str, separator: str) -> None:
-    """One more value beside those that the user has given."""
+    """Append a value to a setting that may have values already."""
     settings[name] = separator.join(filter(None, (settings.get(name, ""), value)))
 
 
 def _check_master(master: str) -> None:
     """Refuse a malformed master URL, and a master that does not answer: Spark would retry silently for minutes."""
     if not _MASTER.fullmatch(master):
-        raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r}")
+        raise InvalidOption("--master", f"expected {_MASTERS}, not {master!r}")
     if master.startswith("sc://"):
         places, what, port = [master.removeprefix("sc://").partition("/")[0]], "Spark Connect server", _CONNECT_PORT
     elif master.startswith("spark://"):
@@ -206,9 +206,9 @@ def _check_master(master: str) -> None:
             where = urlsplit(f"//{place}")
             host, at = where.hostname or "", where.port or port
         except ValueError as error:
-            raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r} ({error})") from None
+            raise InvalidOption("--master", f"expected {_MASTERS}, not {master!r} ({error})") from None
         if not host or not at:
-            raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r}")
+            raise InvalidOption("--master", f"expected {_MASTERS}, not {master!r}")
         try:
             socket.create_connection((host, at), timeout=_CONNECT_TIMEOUT_S).close()
         except OSError as error:
@@ -218,10 +218,10 @@ def _check_master(master: str) -> None:
 
 
 def _start(settings: Mapping[str, str], log_path: Path) -> None:
-    """A context with these settings, unless one runs; what its JVM and its workers say goes to a file.
+    """Start a Spark context with these settings, unless one runs. Its JVM and workers write their output to a file.
 
-    Errors of tasks come back as exceptions, so nothing is lost; on the terminal the JVM's greetings would stand between
-    the lines of the verb.
+    Errors of tasks come back as exceptions, so no error is lost. On the terminal, the JVM's output would mix with that
+    of the command.
     """
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
@@ -237,9 +237,10 @@ def _start(settings: Mapping[str, str], log_path: Path) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """An interruption is this process's affair; what is yielded says so again, once Spark has put its handler in place.
+    """Let this process handle interruptions (SIGINT) itself, instead of Spark.
 
-    Spark's would call the JVM in the midst of another call, and its client tells both at length on the root's log.
+    Yields a function that installs this process's handler again, to call after Spark has installed its own. Spark's
+    handler would call the JVM during another call, and log both calls at length.
     """
     before, main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
 
@@ -259,13 +260,13 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 
 def _interrupted(error: BaseException) -> bool:
-    """Whether it comes from an interruption, which Spark's client makes an error of its own in the midst of a call."""
+    """Whether an error comes from an interruption: Spark's client turns an interruption during a call into an error."""
     before = error.__cause__ or error.__context__
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
 def _error_line(error: Exception) -> tuple[str, bool]:
-    """Of what Spark says, what went wrong: the end of a task's traceback if there is one, else the first line."""
+    """The line of Spark's error that says what went wrong: the end of a task's traceback, or else the first line."""
     lines = str(error).splitlines()
     at = next((number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line), len(lines))
     told = [line for line in lines[at + 1 :] if line and not line[0].isspace()]
@@ -273,17 +274,17 @@ def _error_line(error: Exception) -> tuple[str, bool]:
 
 
 def _start_error(error: Exception, log_path: Path) -> str:
-    """What the JVM said last of what is wrong; the error itself if it said nothing."""
+    """Why Spark did not start: the last error in the JVM's output, or the exception's text if there is none."""
     lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines() if log_path.exists() else []
     told = [line for line in lines if "ERROR" in line or "Exception" in line]
     return told[-1] if told else str(error).partition("\n")[0]
 
 
 def package_archive(folder: Path) -> Path:
-    """This package as a zip that an executor can import from.
+    """Write this package as a zip file from which an executor can import it.
 
-    Bytecode goes with it where there is any: each of an executor's processes would compile what it imports. A Python of
-    another version, or one to which it looks older than its source, takes the source.
+    The zip includes bytecode, if there is any: otherwise each process of an executor would compile the modules. A
+    Python of another version uses the source.
     """
     root = Path(__file__).parents[1]
     archive = folder / "unisono.zip"
@@ -298,7 +299,7 @@ def package_archive(folder: Path) -> Path:
 
 
 def parallelism(session: SparkSession) -> int:
-    """How many tasks run at once."""
+    """How many Spark tasks can run at the same time."""
     if hasattr(session, "_jsparkSession"):
         return max(1, int(session.sparkContext.defaultParallelism))
     return 4

@@ -22,11 +22,11 @@ _TASKS_PER_CORE = 4
 
 
 class SparkTask(Protocol):
-    """A task that reads the rows of some files."""
+    """The interface of a verification task, which reads the rows of some trace files."""
 
     @property
     def rows(self) -> int:
-        """How many rows it reads."""
+        """How many rows this task reads."""
         ...
 
     def run(self) -> object:
@@ -42,7 +42,7 @@ Runner = Callable[[Sequence[SparkTask]], list[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class RangeSummaryTask:
-    """Summarizes one range of one run."""
+    """A task that summarizes one range of slots of one run."""
 
     run_number: int
     files: RangeFiles
@@ -52,11 +52,11 @@ class RangeSummaryTask:
 
     @property
     def rows(self) -> int:
-        """How many rows it reads."""
+        """How many rows this task reads."""
         return self.files.rows
 
     def run(self) -> RangeSummary:
-        """Summarize the range."""
+        """Read the range of slots and return its summary."""
         slots = self.files.first_slot, self.files.last_slot
         chosen = {"grade": self.grade, "bound_ns": self.bound_ns, "promised": self.promised}
         return summarize_range(read_range(self.files, checked=True), *slots, **chosen)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class RangeSummaryTask:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Checks one message shard of one run, together with the previous shard where causal order is checked."""
+    """A task that checks one message shard of one run, with the previous shard if causal order is checked."""
 
     context: RunContext
     nothing_found: dict[str, VerdictSummary]
@@ -77,11 +77,11 @@ class ShardTask:
 
     @property
     def rows(self) -> int:
-        """How many rows it reads."""
+        """How many rows this task reads."""
         return sum(files.rows for files in (*self.files, *self.previous_files))
 
     def run(self) -> ShardFinding:
-        """Check the shard."""
+        """Read the rows of the message shard and return what the checks found in it."""
         try:
             own = shard_rows(self.shard, self.files, self.max_rows)
             previous = None if self.previous is None else shard_rows(self.previous, self.previous_files, self.max_rows)
@@ -91,11 +91,11 @@ class ShardTask:
 
 
 class _ShardTooLarge(Exception):
-    """A shard has more rows than may be held."""
+    """A message shard has more rows than one task may hold in memory."""
 
 
 def shard_rows(shard: MessageShard, files: Iterable[RangeFiles], max_rows: int | None = None) -> Rows:
-    """The sends and deliveries of a shard's messages, from the files that have them."""
+    """Read the sends and deliveries of a message shard from the files that may contain them."""
     parts: list[Rows] = []
     for rows in (rows for one in files for rows in read_range(one)):
         parts.append(shard.select_rows(rows))
@@ -107,14 +107,14 @@ def shard_rows(shard: MessageShard, files: Iterable[RangeFiles], max_rows: int |
 def summary_task(
     meta: RunMeta, files: RangeFiles, grade: str | None, bound_ns: int | None, run_number: int = 0
 ) -> RangeSummaryTask:
-    """The summary of one range of a run."""
+    """Make the task that summarizes one range of slots of a run."""
     return RangeSummaryTask(run_number, files, grade, bound_ns, declared_rates(meta))
 
 
 def summarize_ranges(
     layout: Layout, runner: Runner, grade: str | None, bound_ns: int | None
 ) -> tuple[RangeSummary, ...]:
-    """The summaries of all ranges of a run; raises `TraceDamaged` if a task found damage."""
+    """Summarize all ranges of slots of a run; raises `TraceDamaged` if a task found damage."""
     kept = []
     for outcome in runner([summary_task(layout.meta, files, grade, bound_ns) for files in layout.ranges]):
         if isinstance(outcome, TraceDamaged):

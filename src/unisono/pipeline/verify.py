@@ -50,7 +50,7 @@ class RunReport:
 
     @property
     def status(self) -> Status:
-        """The overall status of the run."""
+        """The overall verdict on the run: violated, unknown or valid, the worst of its checks."""
         return overall(self.verdicts)
 
 
@@ -66,12 +66,13 @@ def verify(
     max_whole_rows: int = MAX_SUSPECT_ROWS,
     max_suspect_rows: int = MAX_SUSPECT_ROWS,
 ) -> list[RunReport]:
-    """A report for each run of each group at or below `path`; one of no more than `whole_rows` may be read whole.
+    """Check every recorded run of every group in the folder `path` and below; return a report for each.
 
-    Of a longer one no more than `looked_at_rows` that are suspect are held at once.
+    A run of at most `max_whole_rows` rows may be read as a whole. Of a longer run, at most `max_suspect_rows` suspect
+    rows are in memory at once.
 
-    Of others than `run` and `group` no file is opened, nor of runs that were closed before `since_ns` or began after
-    `until_ns`, as the ends of their recordings say; where these do not say it, the footers of files do.
+    `run` and `group` select runs by name. `since_ns` and `until_ns` skip runs that were closed before or began after
+    these times, according to their end records or, without these, the footers of their files.
     """
     reports: list[RunReport] = []
     plans: list[Layout] = []

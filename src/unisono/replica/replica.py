@@ -16,7 +16,7 @@ from typing import Any
 from unisono.replica.state_machine import Key, ObjectView, StateMachine
 
 MessageName = tuple[int, int, int]
-"""Sender, incarnation and sequence: unique for each message."""
+"""The name of a message: sender, incarnation and sequence. No two messages have the same."""
 _SNAPSHOT_HEAD = struct.Struct("!QI")
 _SENDER_POSITION = struct.Struct("!iqq")
 
@@ -47,21 +47,24 @@ class _QueuedCommand:
 
 
 class Replica:
-    """One member's copy of the state."""
+    """One member's copy of the replicated state: the conservative state, and the optimistic one as an overlay."""
 
     def __init__(self, machine: StateMachine, *, two_grades: bool = True) -> None:
-        """With `two_grades`, a final command that was not early is a mistake. The first early command also sets it."""
+        """With `two_grades`, a command that is delivered finally but not early before counts as a mistake.
+
+        The first command delivered early turns `two_grades` on.
+        """
         self.mistakes = MistakeCounts()
         self.executed = 0
-        """The number of commands in the conservative state."""
+        """How many commands have run on the conservative state."""
         self._machine = machine
         self._two_grades = two_grades
         self._conservative: dict[Key, Any] = {}
         self._overlay: dict[Key, Any] = {}
         self._queues: dict[Key, deque[_QueuedCommand]] = {}
-        """By object, the commands executed early and not yet finally, in the early order."""
+        """By object, the commands that have run early and are not final yet, in the order of their early deliveries."""
         self._queued: dict[MessageName, _QueuedCommand] = {}
-        """All of these commands, in the early order."""
+        """All commands that have run early and are not final yet, in the order of their early deliveries."""
         self._last_final: dict[int, tuple[int, int]] = {}
         """By sender, the incarnation and sequence of its last final command. A sender's commands keep their order."""
 
@@ -76,7 +79,7 @@ class Replica:
         return self._conservative.get(key)
 
     def objects(self, *, optimistic: bool = False) -> list[Key]:
-        """The objects that exist."""
+        """The keys of all objects that exist in the conservative state, or with `optimistic` in the optimistic one."""
         if not optimistic:
             return list(self._conservative)
         known = {**self._conservative, **self._overlay}
@@ -94,7 +97,7 @@ class Replica:
     # -- the two grades --------------------------------------------------------------------------------------
 
     def deliver_early(self, name: MessageName, command: bytes) -> Any:
-        """Run a command that was delivered early. Returns its result; None if it was already final."""
+        """Run a command that was delivered early, and return its result; None if the command was already final."""
         if name in self._queued:
             return None
         self._two_grades = True
@@ -108,7 +111,7 @@ class Replica:
         return self._run_early(queued)
 
     def deliver_final(self, name: MessageName, command: bytes) -> Any:
-        """Run a command that was delivered finally. Returns its result."""
+        """Run a command that was delivered finally, and return its result."""
         queued = self._queued.pop(name, None)
         touched = queued.touched if queued is not None else tuple(dict.fromkeys(self._machine.touches(command)))
         view = ObjectView(touched, self._conservative.get)
@@ -156,7 +159,7 @@ class Replica:
             self._queues[key].remove(queued)
 
     def _drop_overlay_if_final(self, key: Key) -> None:
-        """Drop an object from the overlay if no command on it is queued."""
+        """Drop an object from the optimistic state if all commands on it are final."""
         if not self._queues[key]:
             del self._queues[key]
             self._overlay.pop(key, None)
@@ -188,12 +191,15 @@ class Replica:
     # -- state transfer --------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """The conservative state and the last command of each sender in it."""
+        """Encode the conservative state, and the position of the last command of each sender that it contains."""
         last = b"".join(_SENDER_POSITION.pack(sender, *last) for sender, last in sorted(self._last_final.items()))
         return _SNAPSHOT_HEAD.pack(self.executed, len(self._last_final)) + last + self._machine.dump(self._conservative)
 
     def restore(self, data: bytes) -> None:
-        """Start from another member's snapshot. Commands delivered early here and not in the snapshot stay queued."""
+        """Replace the state by another member's snapshot; raises ValueError if the data is malformed.
+
+        Commands that were delivered early here and are not in the snapshot stay queued.
+        """
         try:
             executed, count = _SNAPSHOT_HEAD.unpack_from(data)
             end = _SNAPSHOT_HEAD.size + count * _SENDER_POSITION.size
@@ -201,7 +207,7 @@ class Replica:
         except struct.error as error:
             raise ValueError(f"not a snapshot of a replica: {error}") from None
         if len(last) != count:
-            raise ValueError(f"not a snapshot of a replica: expected {count} senders, found {len(last)}")
+            raise ValueError(f"not a snapshot of a replica: expected entries of {count} senders, found {len(last)}")
         self._conservative = self._machine.load(data[end:])
         self.executed, self._last_final = executed, dict(last)
         for name in [name for name in self._queued if self._is_final(name)]:

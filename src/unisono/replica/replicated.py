@@ -29,14 +29,14 @@ _COMMAND, _STATE_REQUEST, _STATE = 1, 2, 3
 _MESSAGE_HEAD = struct.Struct("!BQ")
 _PART = struct.Struct("!HII")
 HEAD_BYTES = _MESSAGE_HEAD.size
-"""The bytes of a message before the command."""
+"""The size in bytes of the header that precedes the command in each message."""
 PART_BYTES = 1024
-"""The default size of the parts in which a snapshot is sent."""
+"""The default size in bytes of the parts in which a snapshot is sent."""
 STATE_REQUEST_RETRY_S = 1.0
 
 
 class Replicated:
-    """A machine's state, the same at every member: `async with Replicated(group, machine) as state`."""
+    """Keeps a state machine's state the same at every member: `async with Replicated(group, machine) as state`."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class Replicated:
         self._task: asyncio.Task[None] | None = None
         self._background_tasks: dict[asyncio.Task[None], None] = {}
         self._has_final = self._complete = False
-        """Whether a final message was delivered here, and whether the state includes all commands before it."""
+        """Whether a final message was delivered here, and whether the state includes all earlier final commands."""
         self._last_request = self._ordered_request = 0
-        """The tokens of the last state request sent, and of the last one delivered in the order."""
+        """The tokens of the last state request that was sent, and of the last one that the group has delivered."""
         self._held_back: list[tuple[MessageName, int, bytes]] = []
-        """Final commands after the ordered request: (message, token, command)."""
+        """Final commands that wait until the requested snapshot has arrived: (message, token, command)."""
         self._parts: dict[int, bytes] = {}
 
     # -- the user ----------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Replicated:
             self._pending_results.pop(token, None)
 
     def optimistic(self, key: Key) -> Any:
-        """The object after all commands delivered so far; None if it does not exist."""
+        """The object after all commands delivered so far, early ones included; None if it does not exist."""
         return self.replica.optimistic(key)
 
     def conservative(self, key: Key) -> Any:
@@ -114,18 +114,18 @@ class Replicated:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the state is the group's state. For a newcomer: whether another member's state has arrived."""
+        """Whether this member has the group's state. A newcomer has it when another member's snapshot has arrived."""
         return self._complete or not self._has_final
 
     async def wait_for_change(self) -> None:
-        """Wait until a command has run or the state was corrected."""
+        """Wait until the next command has run here, or the optimistic state was corrected."""
         self._raise_if_closed()
         self._changed.clear()
         await self._changed.wait()
         self._raise_if_closed()
 
     async def wait_until_final(self) -> None:
-        """Wait until all early commands are final, and the state is complete."""
+        """Wait until all commands delivered early are final, and this member has the group's complete state."""
         while self.replica.pending or not self.is_complete:
             await self.wait_for_change()
 
@@ -182,7 +182,10 @@ class Replicated:
     # -- state transfer ------------------------------------------------------------------------------------------
 
     def _request_state(self) -> None:
-        """Request the state repeatedly until it arrives. The token of each request selects the member to send it."""
+        """Request the group's state repeatedly until it arrives.
+
+        The token of each request selects the member that sends the snapshot.
+        """
         self._spawn(self._request_until_complete())
 
     async def _request_until_complete(self) -> None:

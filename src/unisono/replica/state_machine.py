@@ -13,11 +13,14 @@ from typing import Any, Protocol
 from unisono.errors import UnisonoError
 
 Key = Hashable
-"""Identifies an object."""
+"""The key of an object in a replicated state."""
 
 
 class UndeclaredObject(UnisonoError, KeyError):
-    """A command read or wrote an object that it had not declared. Replicas could not roll it back correctly."""
+    """A command read or wrote an object that `touches` had not returned for it.
+
+    Replicas could not roll such a command back correctly.
+    """
 
     def __init__(self, key: Key) -> None:
         super().__init__(f"the command used {key!r}, which its machine's touches() did not return; add it there")
@@ -28,7 +31,7 @@ class UndeclaredObject(UnisonoError, KeyError):
 
 
 class ObjectView:
-    """The objects that a running command may use: only those that it declared."""
+    """The objects that a running command may read and write: only those that `touches` returned for it."""
 
     __slots__ = ("_declared", "_read", "written")
 
@@ -38,7 +41,7 @@ class ObjectView:
         self.written: dict[Key, Any] = {}
 
     def __getitem__(self, key: Key) -> Any:
-        """The object's value, None if it does not exist."""
+        """The value of the object with this key; None if the object does not exist."""
         if key in self.written:
             return self.written[key]
         if key not in self._declared:
@@ -46,26 +49,26 @@ class ObjectView:
         return self._read(key)
 
     def __setitem__(self, key: Key, value: Any) -> None:
-        """Set the object's value; None removes the object."""
+        """Set the value of the object with this key; None removes the object."""
         if key not in self._declared:
             raise UndeclaredObject(key)
         self.written[key] = value
 
 
 class StateMachine(Protocol):
-    """A deterministic state machine over named objects."""
+    """The interface of a deterministic state machine, whose commands read and write objects by key."""
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """obj(C): every object that the command may read or write, known before it runs.
+        """The keys of all objects that the command may read or write (obj(C) in paper 003 §3.2).
 
         Raises ValueError if the bytes are not a command; `execute` does not send them then.
         """
 
     def apply(self, view: ObjectView, command: bytes) -> Any:
-        """Run the command. The result goes to the local caller of `execute` and is not replicated."""
+        """Run the command on the objects in `view`. The result goes only to the local caller of `execute`."""
 
     def dump(self, state: dict[Key, Any]) -> bytes:
         """Encode all objects, to transfer them to a newcomer."""
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """Decode the objects of a dump; raises ValueError if it is malformed."""
+        """Decode the objects that `dump` encoded; raises ValueError if the data is malformed."""

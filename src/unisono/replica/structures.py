@@ -28,7 +28,7 @@ def unpack(data: bytes) -> list[bytes]:
     parts, at = [], 0
     while at < len(data):
         if at + _LENGTH.size > len(data):
-            raise ValueError(f"truncated length field at offset {at}")
+            raise ValueError(f"the length field at offset {at} is truncated")
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
         if at + length > len(data):
@@ -39,7 +39,11 @@ def unpack(data: bytes) -> list[bytes]:
 
 
 def _parsed(command: bytes, forms: dict[bytes, int], made_by: str) -> list[bytes]:
-    """The parts of a command. `forms` maps first parts to numbers of parts; raises ValueError for other commands."""
+    """Split a command into its parts.
+
+    The first part is the name of the operation. `forms` maps each known name to the number of parts; any other command
+    raises ValueError.
+    """
     try:
         parts = unpack(command)
     except ValueError:
@@ -50,29 +54,29 @@ def _parsed(command: bytes, forms: dict[bytes, int], made_by: str) -> list[bytes
 
 
 class Dict:
-    """A dictionary from bytes to bytes."""
+    """A state machine that holds a dictionary from bytes to bytes."""
 
     @staticmethod
     def put(key: bytes, value: bytes) -> bytes:
-        """The command that sets a key. Its result is the previous value, or None."""
+        """Make the command that sets a key. Its result is the key's previous value, or None."""
         return pack(_PUT, key, value)
 
     @staticmethod
     def drop(key: bytes) -> bytes:
-        """The command that removes a key. Its result is the previous value, or None."""
+        """Make the command that removes a key. Its result is the key's previous value, or None."""
         return pack(_REMOVE, key)
 
     @staticmethod
     def swap(key: bytes, expected: bytes, value: bytes) -> bytes:
-        """The command that sets a key only if it has the expected value. Its result says whether it did."""
+        """Make the command that sets a key only if it has the expected value. Its result says whether it was set."""
         return pack(_SWAP, key, expected, value)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The key of the command; raises ValueError if the bytes are not a command."""
+        """The dictionary key that the command uses; raises ValueError if the bytes are not a command."""
         return (_parsed(command, {_PUT: 3, _REMOVE: 2, _SWAP: 4}, "Dict.put, Dict.drop or Dict.swap")[1],)
 
     def apply(self, view: ObjectView, command: bytes) -> Any:
-        """Run a command."""
+        """Run a command and return its result."""
         action, key, *values = unpack(command)
         before = view[key]
         if action == _SWAP:
@@ -84,67 +88,67 @@ class Dict:
         return before
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """Encode keys and values alternately."""
+        """Encode all keys and values alternately."""
         entries: list[tuple[bytes, bytes]] = sorted(state.items())  # type: ignore[arg-type]
         return pack(*(part for entry in entries for part in entry))
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """Decode the result of `dump`."""
+        """Decode a state that `dump` encoded."""
         parts = unpack(data)
         return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 class Set:
-    """A set of bytes."""
+    """A state machine that holds a set of byte strings."""
 
     @staticmethod
     def add(element: bytes) -> bytes:
-        """The command that adds an element. Its result says whether the element is new."""
+        """Make the command that adds an element. Its result says whether the element is new."""
         return pack(_PUT, element)
 
     @staticmethod
     def discard(element: bytes) -> bytes:
-        """The command that removes an element. Its result says whether the element existed."""
+        """Make the command that removes an element. Its result says whether the element existed."""
         return pack(_REMOVE, element)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The element of the command; raises ValueError if the bytes are not a command."""
+        """The element that the command uses; raises ValueError if the bytes are not a command."""
         return (_parsed(command, {_PUT: 2, _REMOVE: 2}, "Set.add or Set.discard")[1],)
 
     def apply(self, view: ObjectView, command: bytes) -> bool:
-        """Run a command."""
+        """Run a command and return its result."""
         action, element = unpack(command)
         existed = view[element] is not None
         view[element] = True if action == _PUT else None
         return existed != (action == _PUT)
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """Encode the elements."""
+        """Encode all elements of the set."""
         return pack(*sorted(state))  # type: ignore[type-var, arg-type]
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """Decode the result of `dump`."""
+        """Decode a state that `dump` encoded."""
         return dict.fromkeys(unpack(data), True)
 
 
 class Counter:
-    """An integer to which commands add."""
+    """A state machine that holds one integer, to which commands add."""
 
     KEY = "count"
 
     @staticmethod
     def add(amount: int) -> bytes:
-        """The command that adds an amount. Its result is the new number."""
+        """Make the command that adds an amount. Its result is the new number."""
         return _AMOUNT.pack(amount)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The only object; raises ValueError if the bytes are not a command."""
+        """The key of the counter's only object; raises ValueError if the bytes are not a command."""
         if len(command) != _AMOUNT.size:
             raise ValueError(f"expected a command made by Counter.add, got {command[:20]!r}")
         return (self.KEY,)
 
     def apply(self, view: ObjectView, command: bytes) -> int:
-        """Run a command."""
+        """Run a command and return its result."""
         total: int = (view[self.KEY] or 0) + _AMOUNT.unpack(command)[0]
         view[self.KEY] = total
         return total
@@ -154,21 +158,24 @@ class Counter:
         return str(state.get(self.KEY, 0)).encode()
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """Decode the result of `dump`."""
+        """Decode a state that `dump` encoded."""
         return {self.KEY: int(data)}
 
 
 class Log:
-    """An append-only list of bytes. The command is the entry. The object is ((previous log, entry), length)."""
+    """A state machine that holds an append-only list of byte strings. A command is the entry to append.
+
+    The only object is the tuple ((previous entries, last entry), length).
+    """
 
     KEY = "log"
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The only object."""
+        """The key of the log's only object."""
         return (self.KEY,)
 
     def apply(self, view: ObjectView, command: bytes) -> int:
-        """Append an entry. Returns its index."""
+        """Append the command to the log as an entry, and return the index of that entry."""
         entries: tuple[Any, int] | None = view[self.KEY]
         number = 0 if entries is None else entries[1]
         view[self.KEY] = ((entries, command), number + 1)
@@ -176,7 +183,7 @@ class Log:
 
     @staticmethod
     def entries(value: Any) -> list[bytes]:
-        """The entries of the log's object, from the first on."""
+        """All entries, from the first on, of the object that `optimistic` or `conservative` returned."""
         found = []
         while value is not None:
             (value, entry), _ = value
@@ -184,11 +191,11 @@ class Log:
         return found[::-1]
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """Encode the entries."""
+        """Encode all entries of the log."""
         return pack(*self.entries(state.get(self.KEY)))
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """Decode the result of `dump`."""
+        """Decode a state that `dump` encoded."""
         value: Any = None
         for number, entry in enumerate(unpack(data)):
             value = ((value, entry), number + 1)

@@ -1,10 +1,11 @@
 """Connects a stack to the machine: sockets, clocks, timers, files and asyncio.
 
 - `timers`: the local clock, which never steps back, and a precise alarm
-- `sockets`, `transport`: UDP by multicast or unicast, many datagrams per system call
+- `socket_setup`, `udp`: UDP by multicast or unicast, many datagrams per system call
 - `fault_injection`: loses and duplicates received datagrams, for tests
 - `storage`: the file of a durable order
 - `driver`: runs one stack under asyncio
+- `environment`: the interfaces to clock, transport and timers, which `unisono.testing` implements in memory
 - `peers`, `discovery`: where the other members are
 - `setup`: the checked options of `join`
 

@@ -33,7 +33,7 @@ Resolver: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class BeaconDiscovery:
-    """Find `member_count` members by beacon; `requested_member` is the number that this member needs, 0 for any."""
+    """A search for `member_count` members by beacon. `requested_member` is the number this member wants; 0 for any."""
 
     group: str
     member_count: int
@@ -53,29 +53,32 @@ class BeaconDiscovery:
 
 @dataclass(frozen=True, slots=True)
 class DnsDiscovery:
-    """The members have the addresses of a DNS name, and one port. Ascending addresses have ascending numbers."""
+    """A search for the members by a DNS name: each address of the name is one member, and all use the same port.
+
+    Members are numbered from 1 in ascending order of their addresses.
+    """
 
     group: str
     name: str
     port: int
     member_count: int = 0
-    """How many addresses the name must have; 0 allows any number."""
+    """How many addresses the DNS name must have, one per member; 0 allows any number."""
     requested_member: int = 0
 
 
 @dataclass(slots=True)
 class DiscoveredGroup:
-    """All members' addresses, this member's number, the socket bound to its address, and its beacon responder."""
+    """The result of discovery: all members' addresses, this member's number, its bound socket and beacon responder."""
 
     addresses: dict[int, HostPort]
     member: int
     bound_socket: socket.socket
     salt: str
-    """Separates groups with the same name but different tables, so that their members ignore each other."""
+    """A suffix of the group's name on the wire. Groups of one name but different members so ignore each other."""
     responder: BeaconResponder | None = None
 
     def close(self) -> None:
-        """Close the socket and the responder, if the group could not be opened."""
+        """Close the socket and the beacon responder. Call this only if the group could not be opened."""
         self.bound_socket.close()
         if self.responder is not None:
             self.responder.close()
@@ -89,7 +92,7 @@ async def discover(search: BeaconDiscovery | DnsDiscovery, incarnation: int, tim
 
 
 def table_salt(addresses: dict[int, HostPort]) -> str:
-    """A short text that is different for each table of addresses."""
+    """A short text computed from the members' addresses. Different addresses give a different text."""
     return f"#{group_key(repr(sorted(addresses.items()))):08x}"
 
 
@@ -147,7 +150,8 @@ def _discovered_group(
     addresses = {number: (applicant.host, applicant.port) for number, applicant in table.items()}
     if search.requested_member not in addresses:
         raise MissingDependency(
-            f"{gathering.why_incomplete()}; to rejoin as one of them, give its number (member=…) and failures=True"
+            f"{gathering.why_incomplete()}; to rejoin as one of these members, give its number (member=…) and "
+            "failures=True"
         )
     responder.adopt_table(gathering.table_without_me or ())
     again = open_bound_socket(socket.AF_INET, addresses[search.requested_member])
@@ -156,7 +160,7 @@ def _discovered_group(
 
 
 class BeaconResponder:
-    """The sockets and timers of the beacons, from the first beacon until this member leaves the group."""
+    """Sends this member's beacons and answers those of others, from the search until this member leaves the group."""
 
     def __init__(self, gathering: Gathering, beacon: HostPort, interface: str) -> None:
         self._gathering = gathering
@@ -176,12 +180,12 @@ class BeaconResponder:
         self._timer = self._loop.call_soon(self._wake)
 
     async def wait_for_change(self) -> None:
-        """Wait for the next beacon or timer."""
+        """Wait until a beacon has arrived or the timer for the next own beacon has expired."""
         self._changed.clear()
         await self._changed.wait()
 
     def adopt_table(self, table: tuple[Applicant, ...]) -> None:
-        """Answer beacons with a table that other members have agreed on."""
+        """From now on, answer beacons with this table of addresses, which other members have agreed on."""
         self._gathering.table = table
 
     def _read(self) -> None:
@@ -231,19 +235,22 @@ class BeaconResponder:
 
 
 async def resolve_ipv4(name: str, port: int) -> list[str]:
-    """All IPv4 addresses of a name."""
+    """Look up all IPv4 addresses of a DNS name."""
     answers = await asyncio.get_running_loop().getaddrinfo(name, port, family=socket.AF_INET, type=socket.SOCK_DGRAM)
     return [str(answer[4][0]) for answer in answers]
 
 
 async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Resolver = resolve_ipv4) -> DiscoveredGroup:
-    """Resolve the name until it has one address per member; this member's address is one that can be bound here."""
+    """Resolve the DNS name again and again until it has one address per member.
+
+    This member's own address is the first of them that a socket on this machine can bind to.
+    """
     give_up = time.monotonic() + timeout_s
     problem = ""
     while True:
         try:
             hosts = sorted(set(await resolver(search.name, search.port)), key=ipaddress.ip_address)
-            problem = f"{search.name} has {len(hosts)} addresses, expected {search.member_count}: {', '.join(hosts)}"
+            problem = f"{search.name} has {len(hosts)} addresses ({', '.join(hosts)}), expected {search.member_count}"
         except OSError as error:
             hosts, problem = [], f"{search.name} cannot be resolved ({error})"
         if hosts and search.member_count in {0, len(hosts)}:
@@ -257,7 +264,7 @@ async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Reso
 
 
 def _bind_own_address(search: DnsDiscovery, addresses: dict[int, HostPort]) -> tuple[int, socket.socket]:
-    """This member's number, and a socket bound to its address: the requested one, or the first that can be bound."""
+    """Bind a socket to the requested member's address, or the first possible one; return its number and the socket."""
     if search.requested_member:
         if search.requested_member not in addresses:
             raise InvalidOption(

@@ -58,14 +58,14 @@ from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
 
 DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
-"""The events that the application sees."""
+"""An event in the driver's queue for the application."""
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
 _MIN_SUBMIT_MESSAGES = 256
 
 
 class Driver:
-    """One member's stack, running."""
+    """Runs one member's stack on a transport, a clock and an alarm, and queues its events for the application."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Driver:
         queue_bytes: int = 256 * 1024 * 1024,
         deadline_ns: int | None = None,
     ) -> None:
-        """The driver calls `on_metrics` with the metric rows of each interval; this function must not block."""
+        """The driver calls `on_metrics` with the metric rows of each collecting interval. It must not block."""
         self.stack = stack
         self.transport = transport
         self.clock = clock
         self.delivered = 0
         self.sent = self._sent_in_past_incarnations = 0
-        """How many messages the stack has accepted, and how many of them in earlier incarnations."""
+        """How many messages the stack has accepted, and how many of these in earlier incarnations of this member."""
         self.left: LeaveComplete | None = None
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ class Driver:
         self._paused = self._leaving = False
         self._submissions = Submissions()
         self._slot_change_waiters: list[tuple[int, asyncio.Future[None]]] = []
-        """Requested slot lengths, each with the future of its caller."""
+        """The slot lengths in ns that callers of `change_slot` wait for, each with the caller's future."""
         # No slot accepts more than a burst, so the driver submits many messages in parts of about that size.
         self._max_submit_messages = max(stack.policy.rate.burst, _MIN_SUBMIT_MESSAGES)
         self._next_clock_check_ns = 0
@@ -119,7 +119,7 @@ class Driver:
         transport.attach(self._loop, self._on_datagrams, self._flush)
 
     def start(self) -> None:
-        """Wake the stack for the first time."""
+        """Wake the stack for the first time, and carry out its effects."""
         self.stack.wake(self.clock.now())
         self._flush()
 
@@ -172,7 +172,7 @@ class Driver:
         self._clock_step_reported = bool(ahead)
 
     def _flush(self) -> None:
-        """After any input: carry out its effects, then submit waiting messages, because there may be room now."""
+        """After an input to the stack: carry out its effects, then submit waiting messages, which may fit now."""
         if self._closed:
             return
         try:
@@ -196,21 +196,21 @@ class Driver:
                 self._pause_input()
 
     def persist(self, records: Sequence[Write]) -> None:
-        """Make records durable, if this member has storage."""
+        """Write these records to this member's storage. Does nothing if the member has no storage."""
         if self._storage is not None:
             self._storage.apply(records)
 
     def transmit(self, datagrams: Sequence[Datagram]) -> None:
-        """Send datagrams."""
+        """Pass datagrams to the transport, which sends them or keeps them until the socket has room."""
         self.transport.send(datagrams)
 
     def set_alarm(self, at: int | None) -> None:
-        """Set the alarm, unless input is paused: then no slot may end."""
+        """Set the alarm that wakes the stack. Does nothing while input is paused: no slot may end then."""
         if not self._paused:
             self.alarm.set(at)
 
     def on_event(self, event: StackEvent) -> None:
-        """Record an event, and queue it for the application."""
+        """Record an event of the stack in the trace, and queue it for the application."""
         if isinstance(event, Batch):
             self.delivered += event.count
         if self._rows is not None:
@@ -235,7 +235,9 @@ class Driver:
 
     def _report_missed_deadline(self, change: TimingChange) -> None:
         bound, deadline = duration_text(change.bound_ns), duration_text(self._deadline_ns or 0)
-        text = f"the group changed its slot length: its bound is now {bound}, more than the deadline of {deadline}"
+        text = (
+            f"the group changed its slot length: the latency bound is now {bound}, more than the deadline of {deadline}"
+        )
         self.report_violation(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, change.slot))
 
     # -- to and from the application -------------------------------------------------------------------------
@@ -344,7 +346,7 @@ class Driver:
         return batch
 
     async def wait_for_change(self) -> None:
-        """Wait until the group has an event or ends."""
+        """Wait until there is an event for the application, or the driver has stopped."""
         self.raise_if_failed()
         if not self._closed:
             self._changed.clear()
@@ -356,7 +358,7 @@ class Driver:
         self._changed.set()
 
     def counters(self) -> dict[str, int]:
-        """The counters of the stack, the storage and the transport, by "part.name"."""
+        """All counters of the stack, the storage and the transport. Keys are such as "storage.syncs"."""
         found = self.stack.counters()
         found |= {f"transport.{name}": count for name, count in self.transport.counters().items()}
         if self._storage is not None:
@@ -364,20 +366,20 @@ class Driver:
         return found
 
     def last_violation_text(self) -> str:
-        """The text of the last violation in the queue."""
+        """The text of the newest violation that the application has not taken yet, or "no reason is known"."""
         return next(
             (event.text for event in reversed(self._queue) if isinstance(event, Violation)), "no reason is known"
         )
 
     @property
     def closed(self) -> bool:
-        """Whether the driver has stopped."""
+        """Whether the driver has stopped: it sends and receives no more."""
         return self._closed
 
     # -- back-pressure ---------------------------------------------------------------------------------------
 
     def _pause_input(self) -> None:
-        """Read nothing and end no slot until the application has caught up."""
+        """Stop reading the socket and ending slots until the application has taken enough events from the queue."""
         if not self._paused and not self._leaving:
             self._paused = True
             self.transport.pause_reading()
@@ -391,7 +393,7 @@ class Driver:
     # -- control and the end ---------------------------------------------------------------------------------
 
     def change_rate(self, rate: Rate) -> None:
-        """Change this member's rate; ReservationRefused leaves the old rate in force."""
+        """Change this member's rate. If this raises ReservationRefused, the old rate stays in force."""
         self.raise_if_closed()
         with self._stops_if_violated():
             self.stack.change_rate(self.clock.now(), rate)
@@ -399,12 +401,12 @@ class Driver:
         self._flush()
 
     def change_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
-        """Ask the group for slots of another length; the future is done when this member's slots have it."""
+        """Ask the group for slots of length `theta_ns`. The future is done when this member uses that slot length."""
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
         bound_ns = self.stack.bound_ns() + theta_ns - grid.last_segment.theta_ns
         if self._deadline_ns is not None and self._exceeds_deadline(bound_ns):
-            why = f"slots of {duration_text(theta_ns)} make the bound {duration_text(bound_ns)}"
+            why = f"with slots of {duration_text(theta_ns)} the latency bound would be {duration_text(bound_ns)}"
             raise Infeasible(self._deadline_ns, self.stack.bound_ns(), why)
         with self._stops_if_violated():
             self.stack.change_slot(now, theta_ns, rate)
@@ -422,7 +424,10 @@ class Driver:
         return self._deadline_ns is not None and bound_ns > self._deadline_ns
 
     def announce_verdicts(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
-        """Announce verdicts on the whole group, and the settings it needs, to all members at one point of the order."""
+        """Multicast SLA verdicts about the whole group, and the settings that it needs.
+
+        All members receive both at the same point of the order.
+        """
         self.raise_if_closed()
         if self.qos_observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
@@ -449,7 +454,7 @@ class Driver:
             await self.wait_for_change()
 
     def leave(self) -> None:
-        """Start to leave the group; `left` is set when this is done. The application need not consume any more."""
+        """Start to leave the group; `left` is set when this is done. The application need not take events any more."""
         if self._closed:
             return
         self._leaving = True
@@ -460,7 +465,7 @@ class Driver:
         self._flush()
 
     def close(self) -> None:
-        """Stop at once. Callers that wait for a submission get an error."""
+        """Stop at once. Callers that still wait in `submit` or for a slot change get an error."""
         if self._closed:
             return
         self._closed = True
@@ -483,14 +488,14 @@ class Driver:
         self._changed.set()
 
     def _fail(self, error: BaseException) -> None:
-        """Stop at once because of an error. The first error counts: later ones may be its consequences."""
+        """Stop at once because of an error. Only the first error is kept: later ones may be its consequences."""
         if self._failure is None:
             self._failure = error
         self.close()
 
     @contextmanager
     def _stops_if_violated(self) -> Iterator[None]:
-        """Stop this member, and raise, if a request of the application finds a broken invariant."""
+        """Stop this member if the block raises InvariantViolated, and raise the error again."""
         try:
             yield
         except InvariantViolated as error:
@@ -511,28 +516,28 @@ class Driver:
             raise error
 
     def raise_if_closed(self) -> None:
-        """Raise an error if this member can send no more."""
+        """Raise the error that stopped the driver, or GroupClosed if this member has left the group."""
         self.raise_if_failed()
         if self._closed or self.left is not None:
             raise GroupClosed("this member has left the group")
 
 
 def _queue_cost(event: DriverEvent) -> tuple[int, int]:
-    """The messages and bytes that an event counts for in the queue."""
+    """How many messages and how many bytes an event counts for against the limits of the event queue."""
     return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)
 
 
 @dataclass(slots=True)
 class Submission:
-    """Messages of one call that wait until the stack accepts them."""
+    """The messages of one call of `submit`, which wait until the stack accepts them."""
 
     messages: Sequence[bytes]
     done: asyncio.Future[None]
     priority: int = 0
     accepted_count: int = 0
-    """How many of them, from the first on, the stack has accepted."""
+    """How many of the messages, counted from the first, the stack has accepted."""
     groups: tuple[str, ...] | None = None
-    """The destination groups, if the group has a topology."""
+    """The groups to send to, in an order over several groups; None in other orders."""
 
 
 class Submissions:
@@ -548,12 +553,12 @@ class Submissions:
     def __init__(self) -> None:
         self._queues: dict[int, deque[Submission]] = {}
         self._levels: list[int] = []
-        """The priorities of the queues, ascending."""
+        """The priorities for which messages wait, ascending."""
         self.first: Submission | None = None
-        """The next submission: the oldest of the highest priority."""
+        """The submission to pass to the stack next: the oldest of the highest priority; None if none waits."""
 
     def put(self, submission: Submission) -> bool:
-        """Add a submission; return whether it is the first one."""
+        """Add a submission; return whether it is the next one to pass to the stack."""
         queue = self._queues.get(submission.priority)
         if queue is None:
             queue = self._queues[submission.priority] = deque()
@@ -563,7 +568,7 @@ class Submissions:
         return self.first is submission
 
     def pop(self) -> None:
-        """Remove the first submission."""
+        """Remove the submission in `first`, and set `first` to the next one."""
         level = self._levels[-1]
         self._queues[level].popleft()
         if not self._queues[level]:

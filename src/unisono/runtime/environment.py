@@ -24,10 +24,10 @@ from unisono.runtime.udp import Traffic, UdpTransport
 
 
 class Transport(Protocol):
-    """Datagrams to and from the other members. `UdpTransport` documents each method."""
+    """Sends datagrams to the other members and receives theirs. `UdpTransport` documents each method in full."""
 
     errors: Counter[str]
-    """Failed sends and receives, by the name of the error."""
+    """How many sends and receives failed, by the name of the error, such as ECONNREFUSED."""
 
     def counters(self) -> Mapping[str, int]:
         """Figures about the transport for `Stats.counters`, by name."""
@@ -42,11 +42,11 @@ class Transport(Protocol):
 
     @property
     def multicast_error(self) -> str | None:
-        """Why multicast does not work, if it was requested."""
+        """Why multicast does not work; None if it works or was not requested."""
 
     @property
     def receive_buffer_granted(self) -> int:
-        """How many bytes of arrived datagrams the buffer can hold."""
+        """The size of the receive buffer in bytes: how much can have arrived without being read."""
 
     def attach(
         self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
@@ -54,22 +54,22 @@ class Transport(Protocol):
         """Start to pass arrived datagrams to `receive`, and call `on_batch_done` after each batch of them."""
 
     def send(self, datagrams: Sequence[Datagram]) -> None:
-        """Send, or keep until there is room. Never blocks."""
+        """Send these datagrams, or keep them until there is room. Never blocks."""
 
     def writable(self) -> bool:
-        """Whether no datagram waits for room."""
+        """Whether all datagrams passed to `send` are sent, so that there is room for more."""
 
     def drain(self) -> int:
-        """Pass on all datagrams that have arrived, without calling `on_batch_done`; returns their number."""
+        """Pass all datagrams that have arrived to `receive`, without calling `on_batch_done`; return their number."""
 
     def pause_reading(self) -> None:
-        """Leave arriving datagrams in the buffer."""
+        """Leave arriving datagrams in the receive buffer until `resume_reading`."""
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Read datagrams again, after `pause_reading`."""
 
     def dropped(self) -> int:
-        """How many datagrams arrived while the buffer was full."""
+        """How many datagrams were dropped because they arrived while the receive buffer was full."""
 
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer in one piece."""
@@ -79,14 +79,14 @@ class Transport(Protocol):
 
 
 class MemberAlarm(Protocol):
-    """One alarm at a reading of the member's clock. `Alarm` documents each method."""
+    """Calls back when the member's clock shows a set time. `Alarm` documents each method in full."""
 
     @property
     def lateness(self) -> Histogram:
-        """How long after the time set each call came, in nanoseconds."""
+        """How many nanoseconds after its set time each callback came."""
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at this local time. Replaces the time set before; None cancels it."""
+        """Call back at this local time. This replaces the time set before; None cancels the alarm."""
 
     def close(self) -> None:
         """Never call back again."""
@@ -94,46 +94,46 @@ class MemberAlarm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """The options of a member's transport."""
+    """The options with which `Environment.open_transport` opens a member's transport."""
 
     member: int
     addresses: Mapping[int, tuple[str, int]]
     """The address of every member; a host may be a name."""
     multicast: tuple[str, int] | None
-    """The IP multicast group to use, if any."""
+    """The address and port of the IP multicast group to use; None to send unicast copies."""
     injection: FaultInjection | None
     bound_socket: socket.socket | None
-    """The socket with which discovery found the group, if it did."""
+    """The socket that discovery has already bound to this member's address; None without discovery."""
     timeout_s: float
-    """How long names may take to resolve."""
+    """How many seconds the resolution of host names may take."""
 
 
 class Environment(Protocol):
     """Opens everything that a joining member needs from the outside world."""
 
     def new_incarnation(self) -> int:
-        """An incarnation number larger than any that an earlier call returned."""
+        """Return an incarnation number larger than any that an earlier call returned."""
 
     async def discover(
         self, search: BeaconDiscovery | DnsDiscovery, incarnation: int, timeout_s: float
     ) -> DiscoveredGroup:
-        """Find the other members."""
+        """Find the addresses of the other members; raises FormationTimeout if they do not appear in time."""
 
     def open_clock(self, member: int, offset_ns: int) -> LocalClock:
-        """The clock of a member, ahead of the real one by `offset_ns`."""
+        """Open a member's clock, which runs `offset_ns` ahead of the real one."""
 
     async def open_transport(self, options: TransportOptions) -> Transport:
-        """The transport of a member."""
+        """Open a member's transport with these options."""
 
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
-        """The alarm of a member."""
+        """Open a member's alarm, which calls `callback` when `clock` shows the set time."""
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
-        """A member has joined. `abort` stops it at once, without notifying any peer."""
+        """`join` calls this when a member has joined. `abort` stops the member at once, without notifying any peer."""
 
 
 class UdpEnvironment:
-    """The real machine."""
+    """The environment of a real member: UDP sockets, the system's clocks and a timerfd."""
 
     def new_incarnation(self) -> int:
         return new_incarnation()
@@ -167,7 +167,7 @@ _current: ContextVar[Environment] = ContextVar("unisono environment")
 
 
 def current_environment() -> Environment:
-    """The environment that `join` uses in this context."""
+    """The environment that `join` uses here: that of the enclosing `EnvironmentScope`, or else the real machine."""
     return _current.get(_UDP)
 
 

@@ -32,7 +32,7 @@ class FaultInjection:
         self.datagrams = 0
         """How many datagrams of other members arrived."""
         self.lost = 0
-        """How many of these were lost."""
+        """How many datagrams of other members the injection dropped."""
         self._member = member
         self._chance = random.Random(f"{seed}/injection/{member}")
         losses = [fault for fault in faults if isinstance(fault, Loss)]
@@ -47,11 +47,14 @@ class FaultInjection:
         self._started_ns: int | None = None
 
     def start_run(self, started_ns: int | None = None) -> None:
-        """Set the beginning of the run, by default now. Until this call, faults act as at the beginning of the run."""
+        """Set the start of the run, to which the times of faults are relative; by default now.
+
+        Until this call, faults act as at the start of the run.
+        """
         self._started_ns = self._time_ns() if started_ns is None else started_ns
 
     def wrap(self, receive: ReceiveCallback) -> ReceiveCallback:
-        """A callback that injects the faults and passes the remaining datagrams on to `receive`."""
+        """Return a callback for received datagrams that injects the faults and passes the rest on to `receive`."""
         if self._losses is None and not self._duplications and not self._partitions:
             return receive
 
@@ -64,7 +67,7 @@ class FaultInjection:
         return receive_with_faults
 
     def _copy_count(self, sender: int | None) -> int:
-        """How many copies of a datagram from this sender arrive now."""
+        """How many copies of a datagram from this sender reach the stack: 0 if it is lost, 2 if it is duplicated."""
         if sender is None or sender == self._member:
             return 1
         self.datagrams += 1

@@ -17,7 +17,7 @@ DNS_PREFIX = "dns:"
 
 @dataclass(frozen=True, slots=True)
 class GroupLocation:
-    """The group's name, this member's number and all members' addresses.
+    """Where a group is: its name, this member's number and all members' addresses.
 
     If the addresses are not known yet, `search` says how to find them, and `addresses` has one placeholder per member.
     """
@@ -38,11 +38,14 @@ def group_location(
     beacon: str | None = None,
     interface: str | None = None,
 ) -> GroupLocation:
-    """Where the members are, from the arguments of `join`; raises InvalidOption if the arguments do not say it."""
+    """Find out from the arguments of `join` where the members are; raises InvalidOption if they do not say it."""
     salt = ""
     if group.startswith(SCHEME):
         if peers is not None:
-            raise InvalidOption("peers", "a reference contains the addresses of the members; leave out peers")
+            raise InvalidOption(
+                "peers",
+                "the group is given as a reference, which already contains the members' addresses; leave out peers",
+            )
         reference = parse_reference(group)
         group, salt, beacon = reference.group, reference.membership_salt, reference.beacon or beacon
         members = members if members is not None else reference.members

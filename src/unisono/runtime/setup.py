@@ -1,4 +1,4 @@
-"""The checked options of `join`: addresses, Δ Γ Θ, and the policy that a stack is built from."""
+"""Checks the options of `join` and turns them into addresses, Δ, Γ, Θ and the policy that a stack is built from."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ START_MARGIN_NS = 100_000_000
 
 
 MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
-"""Called with the metric rows of each interval; it must not block."""
+"""A function that gets the metric rows of each collecting interval. It must not block."""
 Discover: TypeAlias = Callable[[BeaconDiscovery | DnsDiscovery, int, float], Awaitable[DiscoveredGroup]]
-"""Finds the members: the search, this member's incarnation, and the time-out in seconds."""
+"""A function that finds the members. Arguments: the search, this member's incarnation, the time-out in seconds."""
 
 
 def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
-    """The given agreements, or those in the file at this path; None without either."""
+    """The service level agreements given, or read from the file at the path given; None for None."""
     if source is None or isinstance(source, SlaSet):
         return source
     try:
@@ -61,9 +61,9 @@ def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
 def choose_timing(
     order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
 ) -> Timing:
-    """Δ, Γ and the slot length: `slot`, or else the longest that keeps the deadline.
+    """Return Δ, Γ and the slot length: `slot` if it is given, else the longest slot that keeps the deadline.
 
-    `skews_ns` is Γ, and what clock differences add to the latency bound: Γ, or 2Γ with failures.
+    `skews_ns` has two values: Γ, and how much clock differences add to the latency bound (Γ, or 2Γ with failures).
     """
     gamma_ns, skew_ns = skews_ns
     if slot is not None or deadline is None or order not in {"auto", "vbr"}:
@@ -108,19 +108,22 @@ class Setup:
     multigroup: Multigroup | None = None
     deadline_ns: int | None = None
     salt: str = ""
-    """Separates groups with the same name but different members on the network."""
+    """A suffix of the group's name on the wire. Groups of one name but different members so ignore each other."""
     search: BeaconDiscovery | DnsDiscovery | None = None
-    """How to find the members, if their addresses are not known yet."""
+    """How to find the members; None if their addresses are given."""
 
     async def with_discovered_members(self, discover: Discover) -> tuple[Setup, DiscoveredGroup | None]:
-        """Find the members' addresses if they are not known. Return the setup with them, and the group found."""
+        """Find the members' addresses if `search` is set. Return the completed setup and the discovered group.
+
+        Without a search, return this setup and None.
+        """
         if self.search is None:
             return self, None
         found = await discover(self.search, self.incarnation, self.timeout_s)
         return replace(self, member=found.member, addresses=found.addresses, salt=found.salt, search=None), found
 
     def reference(self) -> str:
-        """The group's reference: a text with the addresses of the members."""
+        """The group reference: a text from which other processes learn the members' addresses."""
         peers = {
             number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             for number, (host, port) in self.addresses.items()
@@ -128,26 +131,27 @@ class Setup:
         return GroupReference(self.group, peers, self.salt).text()
 
     def qos_observer(self, stack: Stack) -> QosObserver | None:
-        """The observer that collects metrics and checks agreements; None if neither is requested."""
+        """The observer that collects metrics and evaluates the SLAs; None if `join` was asked for neither."""
         if self.slas is None and self.monitor is False:
             return None
         return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_differences, self.slas, stack)
 
     def open_storage(self) -> Storage | None:
-        """Open this member's storage, if it has one."""
+        """Open this member's storage; return None if `join` was given none."""
         if self.storage is None:
             return None
         return Storage(self.storage, group=self.group, member=self.member, fsync=self.fsync)
 
     def attach_application_state(self, stack: Stack) -> None:
-        """Transfer the application's state to joining members, if the order transfers state."""
+        """Let the stack transfer the application's state to joining members, if the order transfers state."""
         stack.share_application_state(self.state)
 
     def check(self) -> None:
         """Raise an error for options that cannot work, before a socket is opened."""
         if self.storage is not None and not needs_storage(self.order, self.grades):
             text = (
-                f"the order {self.order} uses no stable storage; only consensus, quasi_genuine and final deliveries do"
+                f"the order {self.order} uses no stable storage; only consensus, quasi_genuine and final deliveries "
+                "do; leave out storage"
             )
             raise InvalidOption("storage", text)
         deadline_ns = self.deadline_ns
@@ -167,7 +171,7 @@ class Setup:
             )
 
     def _check_pull_options(self) -> None:
-        """Check the options that depend on whether the application pulls its messages."""
+        """Check the options that differ where the application consumes messages itself: in the priority orders."""
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
             text = f"the order {self.order} has no state transfer; use {' or '.join(orders_with('pulled'))}"
@@ -179,7 +183,8 @@ class Setup:
             raise InvalidOption("deadline", text)
         if pulled and self.rejoin and self.recorder is not None and self.recorder.new_incarnation is None:
             text = (
-                "a member that rejoins has a new incarnation; give a recorder with `new_incarnation`, or rejoin=False"
+                "a member that rejoins has a new incarnation, but this recorder cannot record more than one; give a "
+                "recorder with `new_incarnation`, or rejoin=False"
             )
             raise InvalidOption("recorder", text)
 

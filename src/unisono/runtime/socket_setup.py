@@ -1,4 +1,7 @@
-"""Opening UDP sockets: host names, buffers, multicast membership and path MTU, with errors that say how to fix them."""
+"""Opens UDP sockets: resolves host names, sizes buffers, joins multicast groups, finds the path MTU.
+
+Errors say how to fix the cause.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,15 @@ from unisono.stack import Stack
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 ReceiveCallback = Callable[[bytes, int, int, int, bool], None]
-"""Receives the datagrams in data[start:end], the size of each but the last, and whether they came by multicast."""
+"""A function that gets received datagrams.
+
+Arguments: data, start, end, size, multicast. The datagrams are data[start:end]. Each has `size` bytes; the last one may
+have fewer. `multicast` says whether they came by multicast.
+"""
 
 MAX_UDP_PAYLOAD = 65_507
 DEFAULT_MAX_FRAME = 1_400
-"""Fits in an Ethernet frame and leaves room for the headers of a tunnel."""
+"""The default largest frame in bytes: it fits in an Ethernet frame and leaves room for the headers of a tunnel."""
 _HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _LINUX = sys.platform == "linux"
 # Numbers of Linux socket options that have no name in Python.
@@ -38,7 +45,10 @@ LookupAnswers = Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The numeric address of every member, all of one family. Sending to a name would resolve it for each datagram."""
+    """The numeric address of every member, either all IPv4 or all IPv6.
+
+    Addresses are numeric because a send to a name would resolve the name for each datagram.
+    """
 
     family: socket.AddressFamily
     by_member: Mapping[int, Address]
@@ -50,7 +60,7 @@ def resolve_all(hosts: Mapping[int, tuple[str, int]]) -> Addresses:
 
 
 async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -> Addresses:
-    """Resolve all host names at once without blocking the event loop; an error names the member."""
+    """Resolve all members' host names concurrently, without blocking the event loop. An error names the member."""
     loop = asyncio.get_running_loop()
     lookups = {
         member: asyncio.ensure_future(loop.getaddrinfo(*host, type=socket.SOCK_DGRAM)) for member, host in hosts.items()
@@ -73,7 +83,7 @@ async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: flo
 
 
 def resolve_host(host: tuple[str, int], owner: str, flags: int = 0) -> LookupAnswers:
-    """Resolve a host name. An error says that it is the name of `owner`."""
+    """Resolve a host name. If this fails, the error says whose name it is: that of `owner`."""
     try:
         return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:
@@ -88,7 +98,10 @@ def _cannot_resolve(host: tuple[str, int], owner: str, error: BaseException) -> 
 
 
 def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], LookupAnswers]]) -> Addresses:
-    """IPv4 if all members have it, else IPv6. All members see the same addresses, so all choose the same family."""
+    """Choose IPv4 if all members have it, else IPv6, and return the addresses.
+
+    All members see the same addresses, so all choose the same family.
+    """
     for family in (socket.AF_INET, socket.AF_INET6):
         addresses = {member: address_in_family(answers, family) for member, (_, answers) in answers_by_member.items()}
         if all(address is not None for address in addresses.values()):
@@ -107,7 +120,7 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
 
 
 def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> Address | None:
-    """The first answer of a family; None if there is none."""
+    """The first address of this family (IPv4 or IPv6) among the answers; None if there is none."""
     for kind, _, _, _, address in answers:
         if kind == family:
             if len(address) == 4:
@@ -149,7 +162,7 @@ def _cannot_bind(address: Address, error: OSError) -> MissingDependency:
 
 
 def grow_buffers(sock: socket.socket, receive_bytes: int, send_bytes: int) -> tuple[int, int]:
-    """Request large buffers, beyond the system's limit if permitted; return the sizes that the kernel granted."""
+    """Request socket buffers of these sizes, beyond the system's limit if permitted; return the granted sizes."""
     return (
         _grow_buffer(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_bytes),
         _grow_buffer(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, send_bytes),
@@ -232,7 +245,7 @@ def receive_buffer_violation(stack: Stack, granted_bytes: int) -> Violation | No
     if needed <= granted_bytes:
         return None
     text = (
-        f"{needed:,} bytes may be in flight to this member, but its receive buffer has {granted_bytes:,}; "
+        f"{needed:,} bytes may be in flight to this member, but its receive buffer holds only {granted_bytes:,}; "
         "lower the peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)"
     )
     return Violation(ViolationKind.RECEIVE_BUFFER, text, policy.member)

@@ -40,23 +40,26 @@ MAX_RECORD_BYTES = 1 << 28
 _RECORD_MARK = b"\xa7rec"
 _RECORD_HEAD = struct.Struct("!4sII")
 _COMMIT_HEADER = struct.Struct("!8sQI")
-"""Magic number, the size that this member has acted on, and the checksum there; a checksum of these follows."""
+"""A magic number, the size of the part that this member has acted on, and the checksum at its end.
+
+A checksum over these three follows.
+"""
 _FILE_MAGIC = b"\xa7unisono"
 _FIRST_RECORD_AT = _COMMIT_HEADER.size + 4
 _VERSION = 2
 
 
 def check_fsync(fsync: str) -> None:
-    """Raise InvalidOption for an unknown value of `fsync`."""
+    """Raise InvalidOption unless `fsync` is "always", "batch" or "never"."""
     if fsync not in get_args(Fsync):
         raise InvalidOption("fsync", f"expected one of {', '.join(get_args(Fsync))}, got {fsync!r}")
 
 
 class Storage:
-    """One member's file, open for one process at a time."""
+    """One member's storage file. Only one process at a time can have it open."""
 
     def __init__(self, path: str | os.PathLike[str], *, group: str, member: int, fsync: str = "always") -> None:
-        """Open or create the file; raises StorageError if it is another member's, damaged, in use or read-only."""
+        """Open or create the file. Raises StorageError if it is another member's, damaged, in use or read-only."""
         check_fsync(fsync)
         self.path = Path(path)
         self.fsync = fsync
@@ -95,7 +98,7 @@ class Storage:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def apply(self, writes: Sequence[Write]) -> None:
-        """Write records, and sync them as `fsync` says. If this raises StorageError, nothing may depend on them."""
+        """Write records, and sync them as `fsync` says. If this raises StorageError, the records may not be durable."""
         if self._failure is not None:
             raise self._failure
         if not writes:
@@ -146,7 +149,10 @@ class Storage:
             self._unsynced = True
 
     def _write_commit_mark(self) -> None:
-        """Write to the commit header that this member may act on the whole file; with "always", only after a sync."""
+        """Write the present size of the file to the commit header: from now on this member may act on all of it.
+
+        With "always", this does nothing while the file is not synced.
+        """
         if self.fsync != "always" or not self._unsynced:
             _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
 
@@ -233,7 +239,7 @@ class Storage:
         return StoredRecords(self._read_storage_id(records[0]), tuple(records[1:]))
 
     def _read_commit_mark(self, data: bytes) -> tuple[int, int]:
-        """The size of the part that this member has acted on, and the checksum at its end."""
+        """Read the commit header: the size of the part that this member has acted on, and the checksum at its end."""
         if data.startswith(_RECORD_MARK):
             raise StorageError(
                 f"{self.path}: expected a file of version {_VERSION}, got version 1; use the release that wrote it"
@@ -249,7 +255,7 @@ class Storage:
         return size, checksum
 
     def _record_at(self, data: bytes, at: int) -> bytes | None:
-        """The record at an offset, if it is complete and its checksum continues that of the previous one."""
+        """The record at an offset; None if it is incomplete or its checksum does not follow from the previous one."""
         if at + _RECORD_HEAD.size > len(data):
             return None
         mark, length, checksum = _RECORD_HEAD.unpack_from(data, at)
@@ -271,8 +277,8 @@ class Storage:
         if at >= committed_size and later < 0 and (torn_head or torn_body or unwritten):
             return
         raise StorageError(
-            f"{self.path}: record {record_number} at byte {at:,} is damaged, and not as a crash damages "
-            f"the end of a file. {_REFUSED_ADVICE}"
+            f"{self.path}: record {record_number} at byte {at:,} is damaged, but not in the way in "
+            f"which a crash damages the end of a file. {_REFUSED_ADVICE}"
         )
 
     def _truncate(self, data: bytes, at: int) -> None:
@@ -288,7 +294,8 @@ class Storage:
             version = int(fields["unisono"])
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(
-                f"{self.path}: this file is not the storage of a member: its heading has the wrong format"
+                f"{self.path}: this file is not the storage of a member: its heading has the wrong format; "
+                "give another path"
             ) from error
         if version != _VERSION:
             raise StorageError(

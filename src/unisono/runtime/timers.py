@@ -23,27 +23,30 @@ from unisono.model.delays import Histogram
 SLEW_PPM = 500
 """The clock gains or loses at most 500 µs per second: the limit of NTP daemons, and little compared with any slot."""
 STEP_THRESHOLD_NS = 10_000_000
-"""A larger difference between the clocks means that the system's clock was set."""
+"""If the system's clock and the local clock differ by more than this, the system's clock was set."""
 INCARNATION_EPOCH_NS = 1_735_689_600 * 1_000_000_000
 _OFFSET_READS = 9
 _MILLION = 1_000_000
 
 
 class LocalClock(Protocol):
-    """A member's clock, as its driver uses it."""
+    """The interface of a member's clock."""
 
     def now(self) -> int:
-        """The local time."""
+        """The local time in nanoseconds since the Unix epoch."""
 
     def system_ns(self, local_ns: int) -> int:
-        """The machine's time at which this clock shows `local_ns`."""
+        """Convert a local time: what the machine's clock shows when this clock shows `local_ns`."""
 
     def slew_toward_system(self) -> int:
-        """Slew toward the machine's clock. Returns how far the machine's clock is ahead if it was set, else 0."""
+        """Move this clock gradually toward the machine's clock.
+
+        Returns how many nanoseconds the machine's clock is ahead if it was set, else 0.
+        """
 
 
 class WallClock:
-    """The monotonic clock plus an offset, which follows the system's clock slowly.
+    """The local clock of a real member: the monotonic clock plus an offset, which follows the system's clock slowly.
 
     The kernel runs both clocks at the same rate. They diverge only when the system's clock is set, at a leap second, or
     when the machine was suspended. The group must not see that as a jump in time.
@@ -63,25 +66,25 @@ class WallClock:
         self._ahead_ns = ahead_ns
         self._step_threshold_ns = step_threshold_ns
         self.behind_ns = 0
-        """The system's clock minus this one, as `slew_toward_system` last measured it."""
+        """The system's clock minus this clock, in ns, as `slew_toward_system` last measured it."""
         _, self._offset, self.uncertainty_ns = self._read_offset()
         # During a slew, the offset moves from `_offset - _slew` at its start to `_offset` at its end.
         self._slew = 0
         self._slew_start = self._slew_end = 0
 
     def now(self) -> int:
-        """The local time."""
+        """The local time in nanoseconds since the Unix epoch."""
         monotonic = self._monotonic()
         if monotonic < self._slew_end:
             return monotonic + self._slewing_offset(monotonic)
         return monotonic + self._offset
 
     def system_ns(self, local_ns: int) -> int:
-        """The system's time when this clock shows `local_ns`."""
+        """Convert a local time: what the system's clock shows when this clock shows `local_ns`."""
         return local_ns - self._ahead_ns
 
     def slew_toward_system(self) -> int:
-        """Read the system's clock and start to slew toward it; call this about once a second.
+        """Read the system's clock and start to move gradually toward it; call this about once a second.
 
         Return 0, or how far the system's clock is ahead of this one if the difference is so large that the system's
         clock must have been set. At 500 µs per second it may take long until the two agree again.
@@ -102,7 +105,7 @@ class WallClock:
         return self._offset - self._slew + (done if self._slew > 0 else -done)
 
     def _read_offset(self) -> tuple[int, int, int]:
-        """The monotonic time, the system's clock minus it, and the possible error of that difference.
+        """Return the monotonic time, the system's clock minus that time, and the possible error of the difference.
 
         Of several reads, the fastest one counts: the process was not interrupted during it.
         """
@@ -117,7 +120,7 @@ class WallClock:
 
 
 def new_incarnation() -> int:
-    """A number that grows with time, so that a restarted member has a higher one without storage.
+    """A new incarnation number. It grows with time, so that a restarted member has a larger one without storage.
 
     It counts eighths of a second since 2025 and wraps around in 2042.
     """
@@ -126,25 +129,25 @@ def new_incarnation() -> int:
 
 _NS_PER_S = 1_000_000_000
 _ITIMERSPEC = struct.Struct("@4l")
-"""The interval, which is 0, and the remaining time; each in seconds and nanoseconds."""
+"""The kernel's `itimerspec`: the interval, which is 0, and the remaining time; each in seconds and nanoseconds."""
 
 
 if sys.version_info >= (3, 13) and sys.platform == "linux":
 
     class _TimerFile:
-        """A timerfd through the standard library."""
+        """A timerfd (a kernel timer that is a file), through the standard library."""
 
         def __init__(self) -> None:
             self.fd: int = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 
         def start(self, delay_ns: int) -> None:
-            """Become readable after this delay; 0 stops the timer."""
+            """Let the timer's file become readable after this delay; 0 stops the timer."""
             os.timerfd_settime_ns(self.fd, initial=delay_ns)
 
 else:
 
     class _TimerFile:
-        """A timerfd through libc, for Pythons before 3.13."""
+        """A timerfd (a kernel timer that is a file), through libc, for Pythons before 3.13."""
 
         def __init__(self) -> None:
             libc = ctypes.CDLL(None, use_errno=True)
@@ -161,7 +164,7 @@ else:
             self._spec_address = ctypes.addressof(ctypes.c_char.from_buffer(self._spec))
 
         def start(self, delay_ns: int) -> None:
-            """Become readable after this delay; 0 stops the timer."""
+            """Let the timer's file become readable after this delay; 0 stops the timer."""
             _ITIMERSPEC.pack_into(self._spec, 0, 0, 0, delay_ns // _NS_PER_S, delay_ns % _NS_PER_S)
             if self._settime(self.fd, 0, self._spec_address, None) < 0:
                 code = ctypes.get_errno()
@@ -169,7 +172,7 @@ else:
 
 
 class Alarm:
-    """Calls back once when the local clock has reached the time set, never earlier."""
+    """Calls back once when the local clock has reached the set time, never earlier."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class Alarm:
         precise: bool = True,
     ) -> None:
         self.lateness = Histogram()
-        """How long after the time set each call came, in nanoseconds."""
+        """How many nanoseconds after its set time each callback came."""
         self._loop = loop
         self._clock = clock
         self._callback = callback
@@ -190,7 +193,10 @@ class Alarm:
         self._timer = _open_timer(loop, self._expired) if precise else None
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at this local time, or soon if it has passed. Replaces the time set before; None cancels it."""
+        """Call back at this local time, or soon if it has passed.
+
+        This replaces the time set before; None cancels the alarm.
+        """
         before = self._at_ns
         if at_ns == before:
             return
@@ -206,7 +212,7 @@ class Alarm:
         self._start(max(at_ns - now, 1))
 
     def close(self) -> None:
-        """Never call back again."""
+        """Cancel the alarm and release its timer. It never calls back again."""
         self._at_ns = None
         if self._handle is not None:
             self._handle.cancel()
@@ -227,7 +233,7 @@ class Alarm:
             self._handle = self._loop.call_at(self._loop.time() + delay_ns / _NS_PER_S, self._fire)
 
     def _expired(self) -> None:
-        """The timerfd became readable. If the alarm has been set again since then, there is nothing to read."""
+        """Handle a readable timerfd. If the alarm has been set again since then, there is nothing to read."""
         if self._timer is None:
             return
         try:

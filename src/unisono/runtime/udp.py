@@ -40,7 +40,7 @@ UDP_SEGMENT = 103
 UDP_GRO = 104
 _MAX_SEGMENTS = 64
 _TRUNCATED = int(socket.MSG_TRUNC)
-"""A plain number: arithmetic on the socket module's enumerations costs more than the rest of a read."""
+"""MSG_TRUNC as a plain int: arithmetic on the socket module's enumerations costs more than the rest of a read."""
 _READ_BYTES = 65_536
 _GRO_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 _NO_OFFLOAD_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
@@ -48,12 +48,12 @@ _SOCKET_FULL_ERRORS = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
 _FLUSHES_PER_WAKE = 64
 _NO_BUFFERS_RETRY_S = 0.001
 _MIN_CHARGE_BYTES = 256
-"""The kernel charges a receive buffer more than this even for an empty datagram."""
+"""A lower limit of the memory that a received datagram takes in the receive buffer: an empty one takes more."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters of one direction of a transport."""
+    """Counters of the datagrams and bytes that a transport has sent, or that it has received."""
 
     datagrams: int = 0
     bytes: int = 0
@@ -62,7 +62,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class DatagramRun:
-    """Datagrams for one destination that one call can send. Each has `segment_bytes`; the last may be shorter."""
+    """Datagrams to one destination that one system call can send. Each has `segment_bytes`; the last may be shorter."""
 
     address: Address
     buffers: list[bytes]
@@ -71,7 +71,10 @@ class DatagramRun:
 
 
 def split_into_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tuple[Datagram, list[bytes], int]]:
-    """Split datagrams into runs that one call can send: the first datagram, the bytes of each, their total size."""
+    """Split datagrams into runs, each of which one system call can send.
+
+    Yields for each run: its first datagram, the bytes of all its datagrams, and their total size.
+    """
     index, count = 0, len(datagrams)
     while index < count:
         first = datagrams[index]
@@ -102,7 +105,7 @@ def _split_run(run: DatagramRun) -> list[DatagramRun]:
 
 
 class Outbox:
-    """The sending side of one non-blocking socket."""
+    """Sends datagrams through one non-blocking socket, and keeps those for which the socket has no room."""
 
     def __init__(self, sock: socket.socket, errors: Counter[str], *, offload: bool = True) -> None:
         self.traffic = Traffic()
@@ -119,17 +122,17 @@ class Outbox:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether datagrams wait until the socket has room."""
+        """Whether datagrams are waiting for room in the socket."""
         return bool(self._backlog)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_empty: Callable[[], None]) -> None:
-        """Flush the backlog from this loop, and call `on_empty` when it is empty again."""
+        """Let this event loop send waiting datagrams, and call `on_empty` whenever all of them are sent."""
         self._loop, self._on_empty = loop, on_empty
         if self._backlog:
             self._wait_for_room(errno.EAGAIN)
 
     def send(self, run: DatagramRun) -> None:
-        """Send now, or as soon as all earlier datagrams are out and the socket has room."""
+        """Send a run now, or as soon as all earlier datagrams are sent and the socket has room."""
         if self._backlog or (refused := self._try_send(run)) is None:
             self._enqueue(run)
         elif refused:
@@ -137,7 +140,7 @@ class Outbox:
                 self.send(part)
 
     def flush(self, max_calls: int = sys.maxsize) -> bool:
-        """Send from the backlog as much as the socket accepts now; return whether the backlog is empty."""
+        """Send as many waiting datagrams as the socket accepts now; return whether none is left."""
         backlog = self._backlog
         while backlog and max_calls > 0:
             refused = self._try_send(backlog[0])
@@ -152,12 +155,15 @@ class Outbox:
         return not backlog
 
     def close(self) -> None:
-        """Forget the loop. The owner closes the socket."""
+        """Detach from the event loop. The owner of the socket closes the socket."""
         self._stop_waiting()
         self._loop = self._on_empty = None
 
     def _try_send(self, run: DatagramRun) -> Sequence[DatagramRun] | None:
-        """Try to send a run. Return None if the socket is full, else the smaller runs to send instead, usually none."""
+        """Try to send a run. Return None if the socket has no room.
+
+        Otherwise return the smaller runs to send instead, if the kernel cannot send so much in one call; usually none.
+        """
         buffers = run.buffers
         if len(buffers) > 1 and not self.gso:
             return _split_run(run)
@@ -228,7 +234,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving side of one non-blocking socket."""
+    """Reads datagrams from one non-blocking socket."""
 
     def __init__(self, sock: socket.socket, errors: Counter[str], *, multicast: bool, offload: bool = True) -> None:
         self.traffic = Traffic()
@@ -241,7 +247,7 @@ class Inbox:
         self._multicast = multicast
 
     def read(self, receive: ReceiveCallback, *, max_calls: int, max_bytes: int) -> int:
-        """Hand over arrived datagrams until there are no more or a limit is reached; return how many."""
+        """Pass arrived datagrams to `receive` until there are no more or a limit is reached; return how many."""
         before = self.traffic.datagrams
         while max_calls > 0 and max_bytes > 0 and not self.stopped:
             max_calls -= 1
@@ -309,12 +315,15 @@ def _set_option(sock: socket.socket, option: int) -> bool:
 BUFFER_BYTES = 32 * 1024 * 1024
 _READS_PER_WAKE = 64
 _BYTES_PER_WAKE = 1024 * 1024
-"""Reading pauses after this many bytes, so that a flood delays timers by well under a millisecond."""
+"""Reading pauses after this many bytes, so that a flood of datagrams delays timers by well under a millisecond."""
 _CLOSE_GRACE_S = 0.1
 
 
 class UdpTransport:
-    """One member's sockets. The unicast socket sends everything, so all datagrams leave in one order."""
+    """Sends and receives one member's datagrams over UDP.
+
+    The unicast socket sends everything, multicast included, so datagrams leave in the order of the calls.
+    """
 
     def __init__(
         self,
@@ -329,7 +338,7 @@ class UdpTransport:
         injection: FaultInjection | None = None,
         bound_socket: socket.socket | None = None,
     ) -> None:
-        """`bound_socket` is an open socket at this member's address, if there is one; `close` closes it."""
+        """`bound_socket` is a socket already bound to this member's address, if there is one; `close` closes it."""
         known = peers.by_member if isinstance(peers, Addresses) else peers
         if member not in known:
             raise InvalidOption(
@@ -339,9 +348,9 @@ class UdpTransport:
         self.errors: Counter[str] = Counter()
         """How many system calls failed, by the name of the error."""
         self.injection = injection
-        """Faults to inject into received datagrams."""
+        """The faults to inject into received datagrams; None to inject none."""
         self.multicast_error: str | None = None
-        """Why multicast does not work, if the application asked for it."""
+        """Why multicast does not work; None if it works or was not requested."""
         resolved = peers if isinstance(peers, Addresses) else resolve_all(peers)
         self._family, self._addresses = resolved.family, resolved.by_member
         here = self._addresses[member]
@@ -361,7 +370,7 @@ class UdpTransport:
             Inbox(each, self.errors, multicast=each is not sock, offload=offload) for each in self._sockets
         ]
         self._routes: dict[tuple[int, ...], tuple[Address, ...]] = {}
-        """By destinations, their addresses."""
+        """The addresses to send to, by the member numbers of the destinations."""
         self._largest_segment = self.max_frame()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive: ReceiveCallback | None = None
@@ -390,12 +399,12 @@ class UdpTransport:
 
     @property
     def gso(self) -> bool:
-        """Whether the kernel splits one call into many datagrams."""
+        """Whether one system call can send many datagrams (UDP_SEGMENT)."""
         return self._outbox.gso
 
     @property
     def gro(self) -> bool:
-        """Whether the kernel hands over many datagrams in one call."""
+        """Whether one system call can receive many datagrams (UDP_GRO)."""
         return self._inboxes[0].gro
 
     @property
@@ -416,7 +425,7 @@ class UdpTransport:
         return self._dropped
 
     def counters(self) -> Mapping[str, int]:
-        """In bytes: the sizes of the socket buffers that the kernel granted, and the datagrams that wait for room."""
+        """The sizes of the granted socket buffers and of the datagrams that wait for room, in bytes, by name."""
         return {
             "receive_buffer_bytes": self.receive_buffer_granted,
             "send_buffer_bytes": self.send_buffer_granted,
@@ -424,7 +433,7 @@ class UdpTransport:
         }
 
     def max_frame(self) -> int:
-        """The largest datagram that reaches every peer, and the multicast group, unfragmented."""
+        """The size in bytes of the largest datagram that reaches every peer, and the multicast group, unfragmented."""
         sizes = [max_frame_to(self._family, address) for address in self._addresses.values()]
         if self._multicast_address is not None:
             sizes.append(max_frame_to(self._family, self._multicast_address, self._interface))
@@ -441,7 +450,7 @@ class UdpTransport:
                 outbox.send(DatagramRun(address, buffers, segment, size))
 
     def _addresses_of(self, datagram: Datagram, count: int) -> tuple[Address, ...]:
-        """The addresses that a datagram goes to; counts errors for `count` datagrams if a member has no address."""
+        """The addresses that a datagram goes to. If a member has no address, count an error for `count` datagrams."""
         if datagram.multicast and self._multicast_address is not None:
             return (self._multicast_address,)
         addresses = self._routes.get(datagram.destinations)
@@ -455,7 +464,7 @@ class UdpTransport:
         return addresses
 
     def writable(self) -> bool:
-        """Whether no datagram waits for room. If one waits, send no more until `on_batch_done` is called."""
+        """Whether no datagram waits for room in the socket. If one does, send no more until `on_batch_done`."""
         return not self._outbox.has_backlog
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -463,7 +472,11 @@ class UdpTransport:
     def attach(
         self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
     ) -> None:
-        """Call `receive` with datagrams as they arrive, and `on_batch_done` after each batch and each sent backlog."""
+        """Start to read in this event loop.
+
+        Call `receive` with datagrams as they arrive. Call `on_batch_done` after each batch of them, and when datagrams
+        that waited for room are sent.
+        """
         self._receive = receive if self.injection is None else self.injection.wrap(receive)
         self._loop, self._on_batch_done = loop, on_batch_done
         self._outbox.attach(loop, on_batch_done)
@@ -471,7 +484,7 @@ class UdpTransport:
             self._watch()
 
     def drain(self) -> int:
-        """Hand over all datagrams that have arrived, without calling `on_batch_done`; return how many.
+        """Pass all datagrams that have arrived to `receive`, without calling `on_batch_done`; return how many.
 
         Read nothing while reading is paused. Stop after as much as the receive buffer can hold, so that a flood of
         datagrams cannot keep this function busy for ever.
@@ -483,13 +496,13 @@ class UdpTransport:
         return sum(self._read(inbox, self._receive, room, room) for inbox in self._inboxes)
 
     def pause_reading(self) -> None:
-        """Leave arriving datagrams in the kernel's buffer."""
+        """Leave arriving datagrams in the kernel's receive buffer until `resume_reading`."""
         if not self._paused:
             self._paused = True
             self._unwatch()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Read datagrams again, after `pause_reading`."""
         if self._paused and not self._closed:
             self._paused = False
             self._watch()

@@ -1,4 +1,4 @@
-"""The clocks and alarms of members in a test: one time for all, and an offset for each member."""
+"""The clocks and alarms of members in a test: one true time for all, and an offset for each member's clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIRTUAL_EPOCH_NS = 1_767_225_600 * 1_000_000_000
 
 
 class ClockControl:
-    """The time of a test, and how far each member's clock is ahead of it."""
+    """Controls the clocks and alarms of a test: the true time, and how far each member's clock is ahead of it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -53,11 +53,11 @@ class ClockControl:
                 alarm.rearm()
 
     def open_clock(self, member: int, extra_offset_ns: int) -> LocalClock:
-        """A new clock for a member, which follows the member's offset."""
+        """Open a clock for a member: the true time plus the member's offset."""
         return _MemberClock(self, member, extra_offset_ns)
 
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> ControlledAlarm:
-        """A new alarm for a member, which rings only while the member is not stopped."""
+        """Open an alarm for a member. It does not call back while the member is paused."""
         if member in self._stopped:
             raise InvalidOption("member", f"member {member} is paused and cannot join; resume it first")
         alarms = self._alarms.setdefault(member, [])
@@ -66,20 +66,20 @@ class ClockControl:
         return alarm
 
     def stop_alarms(self, member: int) -> None:
-        """Keep a member's alarms from ringing until `start_alarms`."""
+        """Keep a member's alarms from calling back until `start_alarms`."""
         self._stopped.add(member)
         for alarm in self._alarms.get(member, ()):
             alarm.hold()
 
     def start_alarms(self, member: int) -> None:
-        """Let a member's alarms ring again; those that are overdue ring now."""
+        """Let a member's alarms call back again. Alarms whose time has passed call back now."""
         self._stopped.discard(member)
         for alarm in self._alarms.get(member, ()):
             alarm.rearm()
 
 
 class _MemberClock:
-    """The true time plus the member's offset, never running backwards."""
+    """A member's clock in a test: the true time plus the member's offset. It never runs backwards."""
 
     def __init__(self, control: ClockControl, member: int, extra_offset_ns: int) -> None:
         self._control, self._member, self._extra_offset_ns = control, member, extra_offset_ns
@@ -96,12 +96,12 @@ class _MemberClock:
         return local_ns - self._offset_ns()
 
     def slew_toward_system(self) -> int:
-        """The clock follows its offset exactly, so it never has to slew."""
+        """Return 0: a clock in a test follows its offset exactly, so it never has to adjust itself."""
         return 0
 
 
 class ControlledAlarm:
-    """An alarm that a test can hold, and that is set again when the clock's offset changes."""
+    """An alarm that a test can put on hold. When the offset of its clock changes, it is set again."""
 
     def __init__(
         self,
@@ -119,17 +119,17 @@ class ControlledAlarm:
 
     @property
     def lateness(self) -> Histogram:
-        """How long after the time set each call came, in nanoseconds."""
+        """How many nanoseconds after its set time each callback came."""
         return self._alarm.lateness
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at this local time; a held alarm calls back after `rearm`."""
+        """Call back at this local time. An alarm on hold calls back only after `rearm`."""
         self._at_ns = at_ns
         if not self._held:
             self._alarm.set(at_ns)
 
     def hold(self) -> None:
-        """Do not ring until `rearm`."""
+        """Do not call back until `rearm`."""
         self._held = True
         self._alarm.set(None)
 

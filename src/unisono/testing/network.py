@@ -1,4 +1,4 @@
-"""A network in memory, and the faults that a test causes on it."""
+"""A network in memory for tests, and the faults that a test can cause on it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MemoryNetwork:
 
     def __init__(self, members: Sequence[int] = (), *, seed: int = 1, options: Mapping[str, Any] | None = None) -> None:
         self.clock = ClockControl(asyncio.get_running_loop())
-        """The time, and the offset of each member's clock."""
+        """Controls the time of the test and the offset of each member's clock."""
         self.groups: dict[int, Group] = {}
         """The groups joined with `join`, by member; a crashed member is not among them."""
         self.peers: dict[int, Address] = {member: (MEMORY_HOST, member) for member in members}
@@ -75,7 +75,7 @@ class MemoryNetwork:
         self.datagrams = 0
         """How many datagrams were sent; a datagram to three members counts three times."""
         self.lost = 0
-        """How many of these were lost, by `lose` or on a cut link."""
+        """How many of the datagrams sent were lost, by `lose` or on a cut link."""
         self._seed, self._options = seed, dict(options or {})
         self._transports: dict[Address, MemoryTransport] = {}
         self._aborts: dict[int, list[Callable[[], None]]] = {}
@@ -84,7 +84,7 @@ class MemoryNetwork:
         self._losses: LossModel | None = None
         self._delay_ns = 0
         self._paused: dict[int, deque[tuple[MemoryTransport, Address, bytes, bool]]] = {}
-        """The paused members, each with the datagrams that it has sent since then."""
+        """The paused members, each with the datagrams that it has sent since it was paused."""
         self._in_flight: list[tuple[int, int, Address, bytes, bool]] = []
         self._last_due_ns: dict[tuple[Address, Address], int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -107,12 +107,12 @@ class MemoryNetwork:
             raise InvalidOption("probability", f"expected a number from 0 to 1, got {probability}")
         if (at_most is None) != (of is None):
             raise InvalidOption(
-                "at_most", f"expected both at_most and of, or neither, got at_most={at_most} and of={of}"
+                "at_most", f"expected both at_most and of, or neither of them, got at_most={at_most} and of={of}"
             )
         self._losses = LossModel((Loss(Span(), probability, at_most, of),), random.Random(f"{self._seed}/loss"))
 
     def cut(self, one: int | Collection[int], other: int | Collection[int], *, one_way: bool = False) -> None:
-        """Cut the links between two members or sets of members; with `one_way`, only those from the first."""
+        """Cut the links between two members or sets of members; with `one_way`, only those from `one` to `other`."""
         for sender in _members(one):
             for receiver in _members(other):
                 self._cuts.add((sender, receiver))
@@ -178,22 +178,22 @@ class MemoryNetwork:
     # -- the environment that `unisono.join` uses --------------------------------------------------------------
 
     def new_incarnation(self) -> int:
-        """The next of 1, 2, 3, …"""
+        """Return the next incarnation number of 1, 2, 3, …"""
         self._incarnations += 1
         return self._incarnations
 
     async def discover(
         self, search: BeaconDiscovery | DnsDiscovery, incarnation: int, timeout_s: float
     ) -> DiscoveredGroup:
-        """Refuses: a network in memory has no multicast beacon and no DNS."""
+        """Raise InvalidOption: a network in memory has no multicast beacon and no DNS."""
         raise InvalidOption("peers", "a network in memory has no discovery; pass peers=net.peers")
 
     def open_clock(self, member: int, offset_ns: int) -> LocalClock:
-        """A clock that the test controls."""
+        """Open a clock that the test controls through `clock`."""
         return self.clock.open_clock(member, offset_ns)
 
     async def open_transport(self, options: TransportOptions) -> Transport:
-        """A transport in memory, at the member's address."""
+        """Open a transport in memory at the member's address."""
         member, address = options.member, options.addresses[options.member]
         if address in self._transports:
             raise InvalidOption(
@@ -204,11 +204,11 @@ class MemoryNetwork:
         return transport
 
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
-        """An alarm that the test controls."""
+        """Open an alarm that the test controls through `clock`."""
         return self.clock.open_alarm(member, clock, callback)
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
-        """Store the function that crashes the member."""
+        """Store `abort`, with which `crash` stops the member."""
         self._aborts.setdefault(member, []).append(abort)
 
     # -- carrying datagrams ------------------------------------------------------------------------------------

@@ -13,19 +13,22 @@ from unisono.runtime.socket_setup import ReceiveCallback
 from unisono.runtime.udp import Traffic
 
 MAX_FRAME_BYTES = 1472
-"""The largest datagram, as on an Ethernet without fragmentation."""
+"""The size in bytes of the largest datagram, as on an Ethernet without fragmentation."""
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
 
 Address = tuple[str, int]
 Carry = Callable[["MemoryTransport", Address, bytes, bool], None]
-"""Sends a datagram: the sending transport, the destination address, the bytes, and whether they go by multicast."""
+"""A function that carries a datagram.
+
+Arguments: the sending transport, the destination address, the bytes, and whether the datagram goes by multicast.
+"""
 
 
 class MemoryTransport:
-    """One member's end of a network in memory."""
+    """Sends and receives the datagrams of one member on a network in memory."""
 
     multicast_error = None
-    """Multicast always works here."""
+    """None, because multicast always works in memory."""
     receive_buffer_granted = RECEIVE_BUFFER_BYTES
 
     def __init__(
@@ -100,7 +103,7 @@ class MemoryTransport:
         return self._dropped
 
     def counters(self) -> Mapping[str, int]:
-        """This transport has no counters: it has no socket buffers."""
+        """Return no counters: a transport in memory has no socket buffers to report on."""
         return {}
 
     def max_frame(self) -> int:
@@ -115,7 +118,7 @@ class MemoryTransport:
     # -- the interface that the network uses -------------------------------------------------------------------
 
     def arrive(self, data: bytes, multicast: bool) -> None:
-        """Store a datagram that has arrived, or drop it if the buffer is full, as a kernel does."""
+        """Store a datagram that has arrived, or drop it if the receive buffer is full, as a kernel does."""
         if self._closed:
             return
         if self._inbox_bytes + len(data) > RECEIVE_BUFFER_BYTES:
@@ -126,11 +129,11 @@ class MemoryTransport:
         self._schedule_read()
 
     def stop(self) -> None:
-        """Read nothing until `start`: the member is paused."""
+        """Read no datagrams until `start`, because the member is paused."""
         self._stopped = True
 
     def start(self) -> None:
-        """Read again."""
+        """Read datagrams again, after `stop`."""
         self._stopped = False
         self._schedule_read()
 

@@ -47,7 +47,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _TimeSkippingSelector(selectors.BaseSelector):
-    """Checks files without waiting. Where a plain selector would wait for a timer, it advances the virtual time."""
+    """A selector for an event loop in virtual time.
+
+    It checks files without waiting. Where a plain selector would wait for a timer, it advances the virtual time.
+    """
 
     def __init__(self, advance: Callable[[float], None]) -> None:
         self._inner = selectors.DefaultSelector()
