@@ -154,7 +154,8 @@ class FailureDetector:
         if not 0 < self._mistake_probability < 1:
             raise InvalidOption(
                 "detector.mistakes_per_s",
-                f"expected more than 0 and less than one mistake per heartbeat ({NS_PER_S / every_ns:g}/s), not {mistakes_per_s:g}/s",
+                f"expected more than 0 and less than one mistake per heartbeat ({NS_PER_S / every_ns:g}/s), "
+                f"not {mistakes_per_s:g}/s",
             )
         self.me = me
         self.down: list[Frame] = []

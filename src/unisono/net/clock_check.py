@@ -212,7 +212,7 @@ class ClockCheck:
         self._send(now, Probe(now), peer)
 
     def wake_at(self) -> int | None:
-        """When the next probe is due, or None if there is no peer to probe."""
+        """When the next probe is due, or None if no probe is planned."""
         if self._next_probe is None or not self._extra_probes:
             return self._next_probe
         return min(self._next_probe, *self._extra_probes.values())
@@ -228,7 +228,7 @@ class ClockCheck:
     # -- questions ---------------------------------------------------------------------------------------------
 
     def estimate(self, peer: int) -> SkewSample | None:
-        """The recent sample of a peer's clock with the smallest error, or None."""
+        """The recent sample of a peer's clock with the smallest error, or None if the peer has answered no probe."""
         samples = self._samples.get(peer)
         return min(samples, key=lambda sample: sample.error_ns) if samples else None
 

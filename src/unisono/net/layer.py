@@ -35,7 +35,7 @@ class Timed(Protocol):
         """Do what is due at `now`, the present reading of the local clock."""
 
     def wake_at(self) -> int | None:
-        """The clock reading at which `wake` must be called, or None."""
+        """The clock reading at which `wake` must be called next, or None if nothing is due."""
 
 
 class Layer(Timed, Protocol):
@@ -53,10 +53,10 @@ class Layer(Timed, Protocol):
     """Frames for the layer above, or for the order."""
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """The layer above sends a frame."""
+        """Handle a frame that the layer above sends."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived from the layer below."""
+        """Handle a frame that has arrived from the layer below."""
 
     def counters(self) -> Mapping[str, int]:
         """The layer's counters, by name."""
@@ -127,11 +127,11 @@ class Service(ABC):
 
     @abstractmethod
     def from_above(self, now: int, frame: Frame) -> None:
-        """The layer above sends a frame."""
+        """Handle a frame that the layer above sends."""
 
     @abstractmethod
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived from the layer below."""
+        """Handle a frame that has arrived from the layer below."""
 
     @abstractmethod
     def wake(self, now: int) -> None:
@@ -139,7 +139,7 @@ class Service(ABC):
 
     @abstractmethod
     def wake_at(self) -> int | None:
-        """The clock reading at which `wake` must be called, or None."""
+        """The clock reading at which `wake` must be called next, or None if nothing is due."""
 
     def counters(self) -> Mapping[str, int]:
         """The number of frames that this service did not use."""

@@ -51,8 +51,8 @@ class DriftingClock:
         if self.half_period_ns < max(1, 2 * self.amplitude_ns):
             raise InvalidOption(
                 "clocks.sweep",
-                f"expected a half period of at least {max(1, 2 * self.amplitude_ns)} ns for an amplitude of {self.amplitude_ns} ns, "
-                f"not {self.half_period_ns} ns",
+                f"expected a half period of at least {max(1, 2 * self.amplitude_ns)} ns "
+                f"for an amplitude of {self.amplitude_ns} ns, not {self.half_period_ns} ns",
             )
 
     def local(self, true_ns: int) -> int:

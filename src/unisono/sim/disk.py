@@ -10,7 +10,10 @@ from unisono.sim.random_streams import random_below
 
 
 class SimDisk:
-    """The simulated stable storage of one member. `loses_synced_records` plants a defect: a crash loses synced records, too."""
+    """Simulated stable storage of one member.
+
+    `loses_synced_records` plants a defect: a crash also loses synced records.
+    """
 
     def __init__(self, chance: Random, *, loses_synced_records: bool = False) -> None:
         self._chance = chance

@@ -233,9 +233,7 @@ class SimulatedMember:
             return
         local = self.clock.local(now)
         if not isinstance(self.stack, SlotAwareStack):
-            raise UnisonoError(
-                f"the order of member {self.member} has no slots whose length can change; use the order vbr"
-            )
+            raise UnisonoError(f"the order of member {self.member} has no slots whose length can change")
         self.stack.change_slot(local, theta_ns)
         self._flush(now, local, 0)
 

@@ -46,7 +46,7 @@ class RmcastCase:
     loss: float
     scenario: CrashScenario = "no crash"
     direct_receivers: int = 0
-    """How many processes copy 0 reaches in the scenario "direct receivers"; none of those copies is lost (erratum 002-17)."""
+    """How many processes copy 0 reaches in "direct receivers"; none of those copies is lost (erratum 002-17)."""
     crash_in_send_probability: float = 0.0
     """β: the probability that a broadcaster crashes after a send to one receiver, in "anybody crashes"."""
     crash_before_takeover_probability: float = 0.0
@@ -91,7 +91,10 @@ class RmcastOutcomes:
         return (self.first_ns < NOT_REACHED) & (self.last_ns >= NOT_REACHED)
 
     def spread_after_one_receiver_ns(self) -> npt.NDArray[np.int64]:
-        """From the random destination to the last, for the runs in which it got the message; 0 if it was the last."""
+        """The time from the arrival at the random destination to the last arrival.
+
+        Only for the runs in which the random destination got the message; 0 if it was the last one.
+        """
         reached = self.one_receiver_ns < NOT_REACHED
         last_ns, one_ns = self.last_ns[reached], self.one_receiver_ns[reached]
         return np.where(last_ns >= NOT_REACHED, NOT_REACHED, last_ns - one_ns)

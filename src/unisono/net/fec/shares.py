@@ -90,7 +90,7 @@ def _decoder(originals: int, redundant: int) -> Any:
 
 
 def prepare_coder(originals: int, redundant: int) -> None:
-    """Create the coder of such blocks in advance; raises MissingDependency if zfec is not installed."""
+    """Create the erasure coder for blocks of this size in advance. Raises MissingDependency without zfec."""
     _encoder(originals, redundant)
 
 

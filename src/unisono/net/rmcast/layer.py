@@ -1,8 +1,8 @@
 """Reliable multicast over a network that loses datagrams (paper 002 §3; errata 002-2, -3, -12, -14, -15).
 
 Every frame for everyone becomes a message of its own. Its originator broadcasts it in ρ+1 copies, η apart. If the
-originator stops before the last copy, a process that has the message takes over. Each process passes a message up once, when the
-first copy arrives, in order of arrival.
+originator stops before the last copy, a process that has the message takes over. Each process passes a message up once,
+when the first copy arrives, in order of arrival.
 
 Sending: `from_above` numbers and broadcasts a message; later copies leave from `wake`.
 Receiving: `from_below` passes up new messages and feeds all copies to the automaton of the message, an `RmcastMessage`
@@ -104,7 +104,7 @@ def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> Ban
 
 
 class Rmcast:
-    """The layer."""
+    """The layer of reliable multicast: broadcasts frames in ρ+1 copies, and takes over for originators that stop."""
 
     name: ClassVar[str] = "rmcast"
     wraps = frozenset({Kind.DATA, Kind.ORDERED, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM}) | _REPEATED

@@ -43,7 +43,10 @@ MESSAGE, HAVE, HAVE_REQUEST = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """The messages of one sender that a member has: all below `floor` except `lost`, and of the next 64 those in `mask`."""
+    """The messages of one sender that a member has.
+
+    It has all messages numbered below `floor` except `lost`, and of the next 64 those whose bit in `mask` is set.
+    """
 
     floor: int
     mask: int
