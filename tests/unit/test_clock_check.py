@@ -321,7 +321,7 @@ def test_a_late_end_of_slot_mark_is_reported_once_with_sender_and_delay() -> Non
     check = recording_clock_check(failures=True)
     (late,) = check.report_late(T0, end_of_slot_mark(T0 - 13 * MS))
     assert (late.kind, late.member, late.slot) == ("late", 2, 7)
-    assert "a datagram of member 2 took 13ms by our clocks, more than Δ+Γ = 12ms" in late.text
+    assert "a datagram of member 2 took 13ms by the members' clocks, more than Δ+Γ = 12ms" in late.text
     assert check.report_late(T0 + 900 * MS, end_of_slot_mark(T0 + 880 * MS)) == []
     assert check.report_late(T0 + 1800 * MS, end_of_slot_mark(T0 + 1780 * MS)) == []
     assert len(check.report_late(T0 + 1801 * MS, end_of_slot_mark(T0 + 1780 * MS, sender=3))) == 1

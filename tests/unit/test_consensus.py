@@ -341,7 +341,7 @@ def test_inconsistent_records_are_refused(records: list[bytes]) -> None:
 
 def test_invalid_arguments_are_refused() -> None:
     leader = elected()
-    with pytest.raises(InvalidOption, match="numbered from 1"):
+    with pytest.raises(InvalidOption, match="expected an instance number of 1 or more, not 0"):
         leader.propose(MS, 0, b"")
     with pytest.raises(InvalidOption, match="split it"):
         leader.propose(MS, 1, bytes(leader.max_value_bytes + 1))

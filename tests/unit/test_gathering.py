@@ -195,6 +195,6 @@ def test_a_restarted_process_replaces_its_earlier_incarnation_before_the_vote() 
 def test_a_different_group_size_is_reported() -> None:
     process = Gathering(GROUP, applicant(0), 3)
     process.on_beacon(0, Beacon(GROUP, 4, 5, 0, False, False, (applicant(1),)))
-    assert "expects 4 members, this one 3" in process.why_incomplete()
+    assert "expects 4 members, this process 3" in process.why_incomplete()
     process.wake(0)
     assert process.wake_at() == BEACON_INTERVAL_NS

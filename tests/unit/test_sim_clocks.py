@@ -46,7 +46,9 @@ def test_a_slow_drift_at_full_size_is_exact() -> None:
 
 
 def test_a_drift_that_would_run_backwards_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="expected at least 200 ns for an amplitude of 100 ns, not 199 ns"):
+    with pytest.raises(
+        InvalidOption, match="expected a half period of at least 200 ns for an amplitude of 100 ns, not 199 ns"
+    ):
         DriftingClock(100, 199)
 
 

@@ -13,7 +13,7 @@ exponentially. It uses the most pessimistic of several fits: each is made to the
 not seen, in which one heartbeat is lost.
 
 Sending: `wake` sends a heartbeat when it is due. Receiving: `from_below` records heartbeats. `wake` also checks for
-silent peers; changes are in `changes`, and `suspected` answers for one peer.
+unresponsive peers; changes are in `changes`, and `suspected` answers for one peer.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from unisono.wire.frame import Frame, Kind
 GENERATION_SAMPLES = 500
 """Number of samples in a generation. Only the last two generations count, so that old samples are forgotten."""
 FIT_EVERY_SAMPLES = 8
-"""Fit the tail again after this many samples."""
+"""Fit the tail of the heartbeat times again after this many samples."""
 CHANGES_KEPT = 256
 """Keep this many of the latest suspicion changes."""
 HEARTBEAT_INTERVAL_MIN_NS = 20 * NS_PER_MS
-"""Members send heartbeats at most this often."""
+"""Members send heartbeats at least this far apart."""
 MISTAKES_PER_S = 1 / 3600
 """The default: one wrong suspicion of each peer per hour."""
 
 
 def heartbeat_interval_ns(timing: Timing) -> int:
-    """How often members send heartbeats: at most once per slot, per network delay and per 20 ms."""
+    """The time between two heartbeats: the slot length, Δ or 20 ms, whichever is longest."""
     return max(timing.theta_ns, timing.delta_ns, HEARTBEAT_INTERVAL_MIN_NS)
 
 
@@ -68,7 +68,7 @@ class HeartbeatIntervals:
     """The times between one peer's heartbeats, and the time-out that follows from them."""
 
     def __init__(self, every_ns: int, mistake_probability: float) -> None:
-        """`mistake_probability` is p: a heartbeat may come later than the time-out with this probability."""
+        """`mistake_probability`: a heartbeat may come later than the time-out with this probability."""
         self._every_ns = every_ns
         self._mistake_probability = mistake_probability
         self._generations = (Histogram(), Histogram())
@@ -77,7 +77,7 @@ class HeartbeatIntervals:
         self._fit()
 
     def add(self, gap_ns: int) -> None:
-        """A heartbeat has arrived `gap_ns` after the previous one."""
+        """Record that a heartbeat has arrived `gap_ns` after the previous one."""
         older, newer = self._generations
         if newer.total >= GENERATION_SAMPLES:
             older, newer = newer, Histogram()
@@ -99,9 +99,9 @@ class HeartbeatIntervals:
         self.timeout_ns = int(max(u + excess * max(0.0, log(p / self._mistake_probability)) for u, p, excess in fits))
 
     def _tails(self, total: int) -> list[tuple[float, float, float]]:
-        """One exponential fit for the 1, 2, 4, … longest gaps, down to about half of all.
+        """Fit an exponential tail to the 1, 2, 4, … longest times between heartbeats, up to about half of all.
 
-        Each is (u, P(later than u), mean excess over u).
+        Each fit is (u, P(time > u), mean excess over u), where u is the threshold above which these times lie.
         """
         both = Histogram()
         for generation in self._generations:
@@ -122,7 +122,7 @@ class HeartbeatIntervals:
 
 
 class _PeerState:
-    """The state of one peer."""
+    """What the detector knows about one peer: its heartbeat times, its last heartbeat, and whether it is suspected."""
 
     __slots__ = ("incarnation", "intervals", "last_received_ns", "serial", "suspected")
 
@@ -154,7 +154,8 @@ class FailureDetector:
         if not 0 < self._mistake_probability < 1:
             raise InvalidOption(
                 "detector.mistakes_per_s",
-                f"it must be above 0 and below one per heartbeat ({NS_PER_S / every_ns:g}/s), not {mistakes_per_s:g}/s",
+                f"expected more than 0 and less than one mistake per heartbeat ({NS_PER_S / every_ns:g}/s), "
+                f"not {mistakes_per_s:g}/s",
             )
         self.me = me
         self.down: list[Frame] = []
@@ -166,7 +167,7 @@ class FailureDetector:
         self._next_heartbeat_ns: int | None = None
         self._now = 0
         self._peer_states: dict[int, _PeerState | None] = dict.fromkeys(sorted({*peers} - {me}))
-        """By peer; None until this detector has started or a heartbeat of the peer has arrived."""
+        """The state of each peer; None until this detector has started or a heartbeat of the peer has arrived."""
 
     def set_peers(self, now: int, peers: Iterable[int]) -> None:
         """Watch these peers from now on, and no others."""
@@ -176,7 +177,7 @@ class FailureDetector:
         }
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A heartbeat has arrived. One that is older than an earlier arrival, or repeated, is ignored."""
+        """Record a heartbeat that has arrived. Ignore it if it is a duplicate, or if a newer one arrived before it."""
         heartbeat = message_in(frame, Heartbeat)
         state = self._peer_state(frame.sender, now)
         if state is None or frame.incarnation < state.incarnation:
@@ -194,7 +195,7 @@ class FailureDetector:
             self.changes.append(SuspicionChange(frame.sender, False, now, silent, state.intervals.timeout_ns))
 
     def wake(self, now: int) -> None:
-        """Send a heartbeat if it is due, and suspect silent peers."""
+        """Send a heartbeat if it is due, and suspect peers whose heartbeats are overdue."""
         slept, self._now = now - self._now, now
         if self._next_heartbeat_ns is None:
             self._next_heartbeat_ns = now
@@ -216,7 +217,7 @@ class FailureDetector:
                 self.changes.append(SuspicionChange(peer, True, now, silent, timeout))
 
     def wake_at(self) -> int:
-        """The time of the next heartbeat or the first possible suspicion."""
+        """The time to call `wake`: the earlier of the next heartbeat and the first possible suspicion."""
         if self._next_heartbeat_ns is None:
             return 0
         first = self._next_heartbeat_ns
@@ -246,7 +247,7 @@ class FailureDetector:
         return any(state is not None and state.suspected for state in self._peer_states.values())
 
     def suspected(self, peer: int) -> bool:
-        """Whether a peer is suspected. A member that is not state is."""
+        """Whether a peer is suspected. A member that this detector does not watch counts as suspected."""
         state = self._peer_states.get(peer, None) if peer in self._peer_states else None
         return peer != self.me and (peer not in self._peer_states or (state is not None and state.suspected))
 
@@ -256,7 +257,7 @@ class FailureDetector:
         return state is not None and state.incarnation >= 0
 
     def trusted(self, peers: Sequence[int]) -> list[int]:
-        """Those of these peers that are not suspected."""
+        """The peers among `peers` that are not suspected."""
         return [peer for peer in peers if not self.suspected(peer)]
 
     def timeout_ns(self, peer: int) -> int:

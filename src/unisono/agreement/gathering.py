@@ -27,13 +27,13 @@ from unisono.wire.beacon import Applicant, Beacon, table_key
 BEACON_INTERVAL_NS = 50_000_000
 DECIDED_BEACON_INTERVAL_NS = 1_000_000_000
 QUIET_NS = 400_000_000
-"""A process votes first only if no new process has appeared for this long."""
+"""A process casts the first vote for a table only if no new process has appeared for this long."""
 ANSWER_INTERVAL_MIN_NS = 20_000_000
 """A process with a decided table answers beacons at most once per this interval."""
 
 
 def choose_table(known: tuple[Applicant, ...], members: int) -> tuple[Applicant, ...] | None:
-    """The table for these processes: the first ones that fit, or None if there are too few.
+    """The table for the known processes: the first `members` of them that fit, or None if there are too few.
 
     A process is skipped if the member number that it requests is taken or above `members`, or if its address is taken.
     """
@@ -53,7 +53,7 @@ def choose_table(known: tuple[Applicant, ...], members: int) -> tuple[Applicant,
 
 
 def assign_numbers(table: tuple[Applicant, ...]) -> dict[int, Applicant]:
-    """The table by member number: requested numbers first, then the free numbers in the order of the table."""
+    """Number the processes of a table: requested numbers first, then the free numbers in the order of the table."""
     found = {applicant.requested_member: applicant for applicant in table if applicant.requested_member}
     free = (number for number in range(1, len(table) + 1) if number not in found)
     for applicant in sorted(table):
@@ -69,18 +69,18 @@ class _PeerVote:
 
 
 class Gathering:
-    """The automaton of one process."""
+    """The automaton with which one process agrees with the others on the table of members."""
 
     def __init__(self, group: int, me: Applicant, members: int) -> None:
         self.me = me
         self.outgoing: list[Beacon] = []
         """Beacons to broadcast. The driver drains the list."""
         self.table: tuple[Applicant, ...] | None = None
-        """The decided table with this process in it, once there is one."""
+        """The decided table that this process is in, or None until such a table is decided."""
         self.table_without_me: tuple[Applicant, ...] | None = None
-        """A decided table without this process: the group is complete without it."""
+        """A decided table that this process is not in (the group is complete without it), or None."""
         self.refusal_reasons: dict[int, str] = {}
-        """By process, why its beacons are ignored."""
+        """Why this process ignores the beacons of another one, by the nonce of the other process."""
         self._group, self._members = group, members
         self._known: dict[int, Applicant] = {me.nonce: me}
         self._peer_votes: dict[int, _PeerVote] = {}
@@ -91,11 +91,11 @@ class Gathering:
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def on_beacon(self, now: int, beacon: Beacon) -> None:
-        """A beacon has arrived."""
+        """Handle another process's beacon: learn the processes that it lists, count its vote, and vote if possible."""
         if beacon.group != self._group or beacon.sender == self.me.nonce:
             return
         if beacon.members != self._members:
-            reason = f"another process expects {beacon.members} members, this one {self._members}"
+            reason = f"another process expects {beacon.members} members, this process {self._members}"
             self.refusal_reasons[beacon.sender] = reason
             return
         if self.table is not None:
@@ -114,7 +114,7 @@ class Gathering:
         self._decide(now)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Do what is due at `now`: vote if this process may, and send the next beacon."""
         if self._last_new_process_ns is None:
             self._last_new_process_ns = now
         self._decide(now)
@@ -123,7 +123,7 @@ class Gathering:
             self._send_beacon()
 
     def wake_at(self) -> int:
-        """The time of the next beacon."""
+        """The time to call `wake`: when the next beacon is due."""
         return self._next_beacon_ns
 
     # -- the protocol ----------------------------------------------------------------------------------------
@@ -146,7 +146,10 @@ class Gathering:
         )
 
     def _adopt_decided_table(self, table: tuple[Applicant, ...]) -> None:
-        """Adopt a decided table if this process is in it: it cannot have been decided without this process's vote."""
+        """Adopt a decided table if this process is in it, and otherwise keep it as `table_without_me`.
+
+        A table with this process in it cannot have been decided without the vote of this process.
+        """
         if self.me in table:
             self.table = self._vote = table
             self._next_beacon_ns = 0
@@ -205,7 +208,7 @@ class Gathering:
         )
 
     def why_incomplete(self) -> str:
-        """A text that says why there is no table yet."""
+        """A text that says why this process has no table yet: the known processes, the missing votes, refusals."""
         if self.table_without_me is not None:
             members = ", ".join(
                 f"{n} at {applicant.host}:{applicant.port}"

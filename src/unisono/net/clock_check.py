@@ -1,4 +1,4 @@
-"""Clock check: measures the differences between the members' clocks and Γ as measured, and finds wrong clocks.
+"""Clock check: measures how much the members' clocks differ (Γ as measured), and finds wrong clocks.
 
 Measuring: each member probes its peers in turn. The echo brings back four clock readings, which give the difference
 with an error of at most half the round-trip time. Of a peer's last SAMPLES_KEPT samples, the one with the shortest
@@ -59,12 +59,12 @@ class _RoundTrips:
     incarnation: int
     least_transit_ns: int
     after_ns: int = 0
-    """A round trip counts only if it started after this."""
+    """A round trip counts only if it started after this time."""
     count: int = 0
 
 
 class ClockCheck:
-    """The layer: answers probes and sends its own."""
+    """The layer that checks clocks: it answers the probes of its peers and sends its own."""
 
     name: ClassVar[str] = "skew"
     wraps: frozenset[Kind] = frozenset()
@@ -98,7 +98,7 @@ class ClockCheck:
         self.down.append(frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """Answer a PROBE, evaluate an ECHO."""
+        """Answer a peer's PROBE, or measure the peer's clock from the ECHO that answers our own probe."""
         match frame.message:
             case Probe(sent_ns):
                 self._send(now, Echo(sent_ns, now, now), frame.sender)
@@ -164,7 +164,7 @@ class ClockCheck:
         ):
             return []
         took, most = duration_text(took_ns), duration_text(self._max_transit_ns)
-        text = f"a datagram of member {frame.sender} took {took} by our clocks, more than Δ+Γ = {most}"
+        text = f"a datagram of member {frame.sender} took {took} by the members' clocks, more than Δ+Γ = {most}"
         why = "the network is slower than Δ, or a clock is off by more than Γ"
         return [Violation(ViolationKind.LATE, f"{text}: {why}", frame.sender, frame.slot)]
 
@@ -183,7 +183,7 @@ class ClockCheck:
             late_wakes.popleft()
 
     def _own_lateness(self, since_ns: int) -> int:
-        """The longest delay of this member's own wakes since that time."""
+        """The longest delay of this member's own wakes since the time `since_ns`."""
         return next((delay for at, delay in self._own_late_wakes if at > since_ns), 0)
 
     def _report(self, now: int, frame: Frame, difference_ns: int) -> None:
@@ -212,7 +212,7 @@ class ClockCheck:
         self._send(now, Probe(now), peer)
 
     def wake_at(self) -> int | None:
-        """When the next probe is due, or None."""
+        """When the next probe is due, or None if no probe is planned."""
         if self._next_probe is None or not self._extra_probes:
             return self._next_probe
         return min(self._next_probe, *self._extra_probes.values())
@@ -228,7 +228,7 @@ class ClockCheck:
     # -- questions ---------------------------------------------------------------------------------------------
 
     def estimate(self, peer: int) -> SkewSample | None:
-        """The recent sample of a peer's clock with the smallest error, or None."""
+        """The recent sample of a peer's clock with the smallest error, or None if the peer has answered no probe."""
         samples = self._samples.get(peer)
         return min(samples, key=lambda sample: sample.error_ns) if samples else None
 

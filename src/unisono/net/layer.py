@@ -32,10 +32,10 @@ class Timed(Protocol):
     """A part of the stack that may need to be woken."""
 
     def wake(self, now: int) -> None:
-        """Do what is due: the local clock has reached `now`."""
+        """Do what is due at `now`, the present reading of the local clock."""
 
     def wake_at(self) -> int | None:
-        """The clock reading at which `wake` must be called, or None."""
+        """The clock reading at which `wake` must be called next, or None if nothing is due."""
 
 
 class Layer(Timed, Protocol):
@@ -53,10 +53,10 @@ class Layer(Timed, Protocol):
     """Frames for the layer above, or for the order."""
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """The layer above sends a frame."""
+        """Handle a frame that the layer above sends."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived from the layer below."""
+        """Handle a frame that has arrived from the layer below."""
 
     def counters(self) -> Mapping[str, int]:
         """The layer's counters, by name."""
@@ -127,19 +127,19 @@ class Service(ABC):
 
     @abstractmethod
     def from_above(self, now: int, frame: Frame) -> None:
-        """The layer above sends a frame."""
+        """Handle a frame that the layer above sends."""
 
     @abstractmethod
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived from the layer below."""
+        """Handle a frame that has arrived from the layer below."""
 
     @abstractmethod
     def wake(self, now: int) -> None:
-        """Do what is due."""
+        """Do what is due at `now`, such as skipping messages that are lost."""
 
     @abstractmethod
     def wake_at(self) -> int | None:
-        """The clock reading at which `wake` must be called, or None."""
+        """The clock reading at which `wake` must be called next, or None if nothing is due."""
 
     def counters(self) -> Mapping[str, int]:
         """The number of frames that this service did not use."""
@@ -191,7 +191,7 @@ class SequenceWindow:
     def __init__(self, first: int = 0, *, may_start_midstream: bool = False) -> None:
         """`first` is the first number to arrive. With `may_start_midstream`, earlier numbers do not count as lost."""
         self.floor = max(0, first - WINDOW + 1)
-        """All numbers below have arrived or are lost."""
+        """All numbers below this one have arrived or are lost."""
         self.highest = self.floor - 1
         self.seen: set[int] = set()
         """The numbers above the floor that have arrived."""
@@ -261,18 +261,18 @@ class Order(Timed, Protocol):
     window_slots: int
     """How many slots a sender may be ahead of its own deliveries."""
     gap_free: bool
-    """Whether the order promises no gaps (Definition 1), or may have them (Definition 2)."""
+    """Whether the order promises no gaps (paper 000, Definition 1), or may have them (paper 000, Definition 2)."""
     keeps_sending_to_departed: bool
     """Whether this member keeps sending to departed members, for example because they may come back."""
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """app-mcast: accept as many of the messages, from the first on, as the declared rate allows now."""
+        """Accept as many of the messages, from the first on, as the declared rate allows now. Returns how many."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive: a frame has arrived from the layer below, or from the network."""
+        """Handle a frame that has arrived from the layer below, or from the network."""
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: renegotiate this member's rate. On ReservationRefused the old rate stays in force."""
+        """Renegotiate this member's rate. If ReservationRefused is raised, the old rate stays in force."""
 
     def leave(self, now: int) -> None:
         """Send the accepted messages, then leave the group."""
@@ -281,7 +281,7 @@ class Order(Timed, Protocol):
         """The last slot that a frame arriving now may belong to."""
 
     def bound_ns(self) -> int:
-        """AppLatency: the longest time from submission to delivery, while the assumptions hold."""
+        """The latency bound: the longest time from submission to delivery while the order's assumptions hold."""
 
     def waiting_for(self) -> tuple[int, ...]:
         """The members that the group waits for before it starts; empty when it runs."""
@@ -293,7 +293,7 @@ class Order(Timed, Protocol):
         """Why the group has not started, apart from missing members; empty if there is no known reason."""
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared, or None."""
+        """The rate that a peer declared, or None if it is not known yet."""
 
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast."""
@@ -309,7 +309,7 @@ class Observer(Protocol):
     """Events for the application; the stack empties the list."""
 
     def wake(self, now: int) -> None:
-        """The local clock has reached `due`."""
+        """Do what is due: the local clock has reached `due`."""
 
     def submitted(self, now: int, messages: Sequence[bytes], accepted: int) -> None:
         """The application submitted messages; the order accepted the first `accepted` of them."""

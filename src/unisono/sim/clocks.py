@@ -16,7 +16,7 @@ from unisono.model.delays import RandomSource
 
 
 class Clock(Protocol):
-    """One member's clock."""
+    """The clock of one simulated member: maps true time to the member's readings, and back."""
 
     def local(self, true_ns: int) -> int:
         """The reading of the clock at a true time."""
@@ -51,8 +51,8 @@ class DriftingClock:
         if self.half_period_ns < max(1, 2 * self.amplitude_ns):
             raise InvalidOption(
                 "clocks.sweep",
-                f"expected at least {max(1, 2 * self.amplitude_ns)} ns for an amplitude of {self.amplitude_ns} ns, "
-                f"not {self.half_period_ns} ns",
+                f"expected a half period of at least {max(1, 2 * self.amplitude_ns)} ns "
+                f"for an amplitude of {self.amplitude_ns} ns, not {self.half_period_ns} ns",
             )
 
     def local(self, true_ns: int) -> int:
@@ -96,7 +96,9 @@ class SteppedClock:
         """`steps` are pairs (true time, offset from then on), in ascending order of time."""
         self._times = [at for at, _ in steps]
         if self._times != sorted(set(self._times)):
-            raise InvalidOption("clocks.steps", f"expected strictly ascending times, not {[at for at, _ in steps]}")
+            raise InvalidOption(
+                "clocks.steps", f"expected steps at strictly ascending times, not {[at for at, _ in steps]}"
+            )
         self._offsets = [first_offset_ns, *(offset for _, offset in steps)]
         self._floors: list[int] = []
         """The reading just before each step: the clock never shows less afterwards."""

@@ -10,7 +10,10 @@ from unisono.sim.random_streams import random_below
 
 
 class SimDisk:
-    """One member's stable storage. `loses_synced_records` plants a defect: a crash loses synced records, too."""
+    """Simulated stable storage of one member.
+
+    `loses_synced_records` plants a defect: a crash also loses synced records.
+    """
 
     def __init__(self, chance: Random, *, loses_synced_records: bool = False) -> None:
         self._chance = chance
@@ -21,7 +24,7 @@ class SimDisk:
         """How many times writes were synced."""
 
     def apply(self, writes: Iterable[Write]) -> None:
-        """Write in order, and sync if a write may not be lost. A replacement is atomic."""
+        """Carry out the writes in order, and sync if one of them may not be lost. Replacing all records is atomic."""
         must_sync = False
         for write in writes:
             if write.replaces_all:

@@ -15,17 +15,17 @@ from unisono.sim.network import Flight, SimulatedLink
 
 
 class LinkFault(Protocol):
-    """One fault."""
+    """A fault of the links: changes the flights of each datagram that it affects (loses, copies or delays it)."""
 
     hits: int
-    """How many datagrams it has affected."""
+    """How many datagrams this fault has affected."""
 
     def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
-        """The flights of a datagram that is sent now, after this fault."""
+        """Apply this fault to a datagram sent now: takes the flights of its copies, returns the changed flights."""
 
 
 class FaultSpan:
-    """A span of a run, in true time."""
+    """The time during which a fault is active, in a run that starts at a given true time."""
 
     __slots__ = ("_span", "_start_ns")
 
@@ -34,12 +34,12 @@ class FaultSpan:
         self._start_ns = start_ns
 
     def is_active(self, now: int) -> bool:
-        """Whether `now` is in the span."""
+        """Whether the fault is active at the true time `now`."""
         return self._span.contains(now - self._start_ns)
 
 
 class LossFault:
-    """Loses datagrams, but never more consecutive ones on a link than the bounds allow."""
+    """Loses datagrams, but never more consecutive ones on a link than the scenario's faults allow."""
 
     def __init__(self, faults: Sequence[Loss], start_ns: int, chance: RandomSource) -> None:
         self.hits = 0

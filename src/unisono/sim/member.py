@@ -68,7 +68,7 @@ class PayloadMismatch(UnisonoError):
 
 
 class Scheduler(Protocol):
-    """The part of the world that a member uses."""
+    """The part of the simulated world that a member uses: it schedules events and transmits datagrams."""
 
     sent_payloads: dict[tuple[int, int], list[bytes]] | None
     """By sender and incarnation, all accepted messages, if deliveries are compared with them; else None."""
@@ -165,7 +165,7 @@ class SimulatedMember:
 
     @property
     def up(self) -> bool:
-        """Whether it takes part: it has started, has not crashed and has not left."""
+        """Whether the member is up: it has started, has not crashed and has not left."""
         return self.inactive_until_ns < NEVER
 
     @property
@@ -176,7 +176,7 @@ class SimulatedMember:
     # -- events of the simulation ----------------------------------------------------------------------------
 
     def start(self, now: int, _: object) -> None:
-        """The member starts."""
+        """Start the member: its stack begins to run."""
         self.inactive_until_ns = 0
         local = self.clock.local(now)
         self.stack.wake(local)
@@ -238,7 +238,7 @@ class SimulatedMember:
         self._flush(now, local, 0)
 
     def leave(self, now: int, _: object) -> None:
-        """The application leaves."""
+        """Let the application leave the group."""
         if self._defer_if_inactive(now, self.leave, None):
             return
         local = self.clock.local(now)
@@ -269,7 +269,7 @@ class SimulatedMember:
         return type(self)(self._scheduler, self.setup, stack, recorder, self.incarnation + 1)
 
     def pause(self, now: int, until: int) -> None:
-        """The member pauses."""
+        """Pause the member until the true time `until`."""
         self.inactive_until_ns = max(self.inactive_until_ns, until)
 
     def _defer_if_inactive(self, now: int, callback: Callable[[int, Any], None], argument: object) -> bool:
@@ -455,7 +455,7 @@ class PullingMember(SimulatedMember):
 
 @runtime_checkable
 class MultigroupStack(Machine, Protocol):
-    """A machine that sends to several groups."""
+    """A stack whose messages can go to several groups."""
 
     def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int: ...
     def destinations(self, groups: Sequence[str]) -> tuple[int, ...]: ...

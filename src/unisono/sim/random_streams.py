@@ -17,7 +17,7 @@ _Item = TypeVar("_Item")
 
 
 class RandomStreams:
-    """One independent stream per name, so that a part that draws more numbers does not change the others."""
+    """Independent random streams by name, so that a part that draws more numbers does not change the others."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -15,19 +15,19 @@ from unisono.trace.table import Trace
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The quantities of Theorem 3 as measured, in frames per slot: the largest over all members."""
+    """The traffic as measured, in frames per slot: the largest over all members (paper 000, Theorem 3)."""
 
     avg_rate: float
-    """NetAvgRate: frames per slot, on average."""
+    """Frames per slot on average: the paper's NetAvgRate."""
     max_burst: int
-    """NetMaxBurst: frames in one slot."""
+    """The most frames in one slot: the paper's NetMaxBurst."""
     added_rate: float
     """Frames per slot beyond one for each message, on average: at most 1 while a message fits in a frame."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run. Give `until_ns`, its end, to the checkers, so that messages missing at the end count as missing."""
+    """The result of one run. Give its end, `until_ns`, to the checkers, so that they find undelivered messages."""
 
     scenario: Scenario
     seed: int
@@ -60,7 +60,7 @@ class Result:
 
     @property
     def overhead(self) -> Overhead:
-        """Theorem 3's figures."""
+        """The measured average rate, largest burst and added rate (paper 000, Theorem 3)."""
         return Overhead(
             max((load.avg_rate for load in self.traffic.values()), default=0.0),
             max((load.max_burst for load in self.traffic.values()), default=0),

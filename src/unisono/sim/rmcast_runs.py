@@ -46,7 +46,7 @@ class RmcastCase:
     loss: float
     scenario: CrashScenario = "no crash"
     direct_receivers: int = 0
-    """How many processes copy 0 reaches in scenario 3; none of those copies is lost (erratum 002-17)."""
+    """How many processes copy 0 reaches in "direct receivers"; none of those copies is lost (erratum 002-17)."""
     crash_in_send_probability: float = 0.0
     """β: the probability that a broadcaster crashes after a send to one receiver, in "anybody crashes"."""
     crash_before_takeover_probability: float = 0.0
@@ -55,19 +55,23 @@ class RmcastCase:
     def __post_init__(self) -> None:
         if self.members < 2 or self.members * (self.redundancy.rho + 1) > _MEMBER_MASK:
             most = _MEMBER_MASK // (self.redundancy.rho + 1)
-            raise InvalidOption("members", f"expected 2 to {most} for ρ = {self.redundancy.rho}, not {self.members}")
+            raise InvalidOption(
+                "members", f"expected 2 to {most} members for ρ = {self.redundancy.rho}, not {self.members}"
+            )
         if not 0 <= self.loss < 1:
             raise InvalidOption("loss", f"expected a share of at least 0 and less than 1, not {self.loss}")
         if (self.scenario == "direct receivers") != (0 < self.direct_receivers < self.members):
             raise InvalidOption(
                 "direct",
-                f"expected 1 to {self.members - 1} for the scenario 'direct receivers', else 0; "
+                f"expected 1 to {self.members - 1} receivers for the scenario 'direct receivers', else 0; "
                 f"not {self.direct_receivers} for {self.scenario!r}",
             )
         if self.scenario != "anybody crashes" and (
             self.crash_in_send_probability or self.crash_before_takeover_probability
         ):
-            raise InvalidOption("scenario", f"β and v are only for 'anybody crashes', not for {self.scenario!r}")
+            raise InvalidOption(
+                "scenario", f"the crash probabilities β and v are only for 'anybody crashes', not for {self.scenario!r}"
+            )
 
 
 @dataclass(slots=True)
@@ -77,9 +81,9 @@ class RmcastOutcomes:
     first_ns: npt.NDArray[np.int64]
     """When the first destination got the message."""
     one_receiver_ns: npt.NDArray[np.int64]
-    """When one destination, drawn at random, got it."""
+    """When one destination, drawn at random, got the message."""
     last_ns: npt.NDArray[np.int64]
-    """When the last destination that did not crash got it."""
+    """When the last destination that did not crash got the message."""
     broadcasts: npt.NDArray[np.int64]
 
     def disagreed(self) -> npt.NDArray[np.bool_]:
@@ -87,19 +91,25 @@ class RmcastOutcomes:
         return (self.first_ns < NOT_REACHED) & (self.last_ns >= NOT_REACHED)
 
     def spread_after_one_receiver_ns(self) -> npt.NDArray[np.int64]:
-        """From the random destination to the last, for the runs in which it got the message; 0 if it was the last."""
+        """The time from the arrival at the random destination to the last arrival.
+
+        Only for the runs in which the random destination got the message; 0 if it was the last one.
+        """
         reached = self.one_receiver_ns < NOT_REACHED
         last_ns, one_ns = self.last_ns[reached], self.one_receiver_ns[reached]
         return np.where(last_ns >= NOT_REACHED, NOT_REACHED, last_ns - one_ns)
 
     def spread_ns(self) -> npt.NDArray[np.int64]:
-        """From the first to the last; NOT_REACHED if a destination never got it, 0 if none ever did."""
+        """The time from the first destination's copy to the last one's.
+
+        NOT_REACHED if a destination never got the message, 0 if none did.
+        """
         spread = np.where(self.last_ns >= NOT_REACHED, NOT_REACHED, self.last_ns - self.first_ns)
         return np.where(self.first_ns >= NOT_REACHED, 0, spread)
 
 
 class RmcastRuns:
-    """Runs of one case, which share the rules of the protocol and the random numbers."""
+    """Runs many RMCasts of one case, with common protocol rules and one source of random numbers."""
 
     def __init__(self, case: RmcastCase, chance: np.random.Generator) -> None:
         self._case = case
@@ -193,7 +203,7 @@ class RmcastRuns:
                 yield row[:count]
 
     def _random_zetas(self) -> Iterator[int]:
-        """ζ, uniform on (0, η)."""
+        """Draw values of ζ, the wait before a take-over, uniformly from (0, η)."""
         eta = self._case.redundancy.eta_ns
         while True:
             yield from np.ceil(self._chance.random(4096) * (eta - 1)).astype(np.int64).tolist()

@@ -170,7 +170,7 @@ def drain_ns(scenario: Scenario) -> int:
 
 
 def _requested_slot_bounds(scenario: Scenario, member: int) -> list[int]:
-    """The latency bounds with the slot lengths that members ask for during the run."""
+    """The order's latency bounds with each slot length that members ask for during the run."""
     policy = scenario.policy_for(member)
     return [build(replace(policy, timing=timing)).bound_ns() for timing in scenario.timings[1:]]
 
@@ -266,7 +266,7 @@ def _run_name(scenario: Scenario, seed: int) -> str:
 def run_meta(
     scenario: Scenario, seed: int, bound_ns: int, gap_free: bool, declared_bound_ns: int | None = None
 ) -> RunMeta:
-    """The parameters of the trace; a bound in the scenario overrides that of the order."""
+    """The trace's description of the run; a latency bound in the scenario overrides that of the order."""
     stated = scenario.expect.bound_ns
     return RunMeta(
         run=_run_name(scenario, seed),

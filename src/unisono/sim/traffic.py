@@ -1,4 +1,4 @@
-"""The traffic of each member, slot by slot: the quantities of Theorem 3."""
+"""The traffic of each member, slot by slot: the quantities of paper 000, Theorem 3."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class MemberTraffic:
 
     @property
     def avg_rate(self) -> float:
-        """NetAvgRate as sent, in frames per slot."""
+        """The average number of frames per slot that the member sent (the paper's NetAvgRate)."""
         return sum(self.frames_by_slot.values()) / len(self.frames_by_slot) if self.frames_by_slot else 0.0
 
     @property
     def max_burst(self) -> int:
-        """NetMaxBurst as sent, in frames per slot."""
+        """The most frames that the member sent in one slot (the paper's NetMaxBurst)."""
         return max(self.frames_by_slot.values(), default=0)
 
 

@@ -28,17 +28,17 @@ from unisono.wire.codec import (
 from unisono.wire.frame import Kind
 
 MORE = 1
-"""Flag: the message continues in the next frame."""
+"""Flag of a multicast or unicast frame: its message continues in the next frame."""
 OVERHEAD_BYTES = 64
-"""The most bytes that any frame adds to an application's body."""
+"""The most bytes that any membership frame adds to the body that it carries."""
 
 Vector: TypeAlias = Mapping[int, int]
-"""A number for each member: how many of its messages, unless another meaning is given."""
+"""A number for each member: a count of the member's messages, unless the text states another meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Multicast:
-    """Frame `number` that its sender multicast in this view: a message, or a part of one (flag MORE)."""
+    """Frame number `number` that its sender multicast in this view: a message, or a part of one (flag MORE)."""
 
     number: int
     flags: int
@@ -55,7 +55,7 @@ class Acks:
 
 @dataclass(frozen=True, slots=True)
 class Unicast:
-    """Frame `number` that its sender sent to this receiver only in this view."""
+    """Frame number `number` that its sender sent in this view to this receiver only."""
 
     number: int
     flags: int
@@ -64,19 +64,22 @@ class Unicast:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """A coordinator asks the survivors to stop delivering and to report what they have received.
+    """The coordinator of a view change asks the survivors to stop delivering and to report what they have received.
 
-    `members` is the next view that it attempts.
+    Survivors are members of both this view and the next. `members` is the next view that the coordinator attempts.
     """
 
     attempt: int
     members: Vector
-    """By member, its incarnation."""
+    """The incarnation of each member of the next view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """A survivor's answer: what it has received; or, if `ready`, that it has all messages up to the last ones."""
+    """A survivor's answer to the coordinator of a view change: how many messages of each member it has received.
+
+    If `ready`, the survivor has all last messages of the view.
+    """
 
     attempt: int
     ready: bool
@@ -84,7 +87,7 @@ class Flushed:
 
 
 class LastMessage(NamedTuple):
-    """The last message of a member to be received in a view, and a survivor that holds all messages up to there."""
+    """The number of a member's last message in a view, and a survivor that holds its messages up to that number."""
 
     member: int
     number: int
@@ -93,19 +96,19 @@ class LastMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastMessages:
-    """The last messages of this view, one per member."""
+    """The coordinator tells the survivors the last message of each member in the view that ends."""
 
     attempt: int
     last: tuple[LastMessage, ...]
 
     @property
     def received(self) -> dict[int, int]:
-        """By member, the number of its last message."""
+        """The number of each member's last message in the view."""
         return {each.member: each.number for each in self.last}
 
     @property
     def holders(self) -> dict[int, int]:
-        """By member, a survivor that holds its messages."""
+        """For each member, a survivor that holds all its messages of the view."""
         return {each.member: each.holder for each in self.last}
 
 
@@ -126,7 +129,7 @@ class MembershipRequest:
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A request for the frames `first` to `last` that `member` multicast."""
+    """A request for the frames numbered `first` to `last` that `member` multicast in this view."""
 
     member: int
     first: int
@@ -135,7 +138,7 @@ class MessageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """A frame that another member multicast."""
+    """A frame that `member` multicast, passed on by another member that holds it."""
 
     member: int
     number: int
@@ -254,7 +257,7 @@ def encode_next_view(next_view: NextView) -> bytes:
 
 
 def decode_next_view(value: bytes) -> NextView | None:
-    """The next view, or None if the value is malformed: consensus decides on bytes without reading them."""
+    """Decode a value that consensus decided. None if it is no valid next view: consensus does not read its values."""
     try:
         return _NEXT_VIEW.decode(value)
     except Unreadable:

@@ -40,7 +40,7 @@ from unisono.model.units import EVERYONE
 WINDOW = 256
 """At most this many frames of a sender may be unacknowledged by some member."""
 WAITING_MAX = 1 << 14
-"""At most this many messages may wait for the window or for the next view."""
+"""At most this many messages may wait, for acknowledgments of earlier ones or for the next view."""
 RETRANSMIT_MAX = 16
 """Retransmit at most this many frames to one member at a time."""
 CHUNKS_PER_ANSWER = 16
@@ -48,12 +48,12 @@ CHUNKS_PER_ANSWER = 16
 _LENGTH = 8
 
 SendInView = Callable[[int, MembershipMessage, int], None]
-"""Called with (now, message, to)."""
+"""Sends a message of membership; called with (now, message, receiver)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """A message that its sender multicast in view `view_id`."""
+    """Event: this member receives a message that its sender multicast in view `view_id`."""
 
     sender: int
     incarnation: int
@@ -63,7 +63,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveUnicast:
-    """A message that a member of the view sent to this member only."""
+    """Event: this member receives a message that another member sent to it alone."""
 
     sender: int
     incarnation: int
@@ -87,10 +87,10 @@ class ViewMulticast:
     """Multicast and unicast of one member in one view."""
 
     def __init__(self, me: int, incarnations: Vector, view_id: int, send: SendInView, max_body_bytes: int) -> None:
-        """`incarnations` are the members, each with its incarnation. `max_body_bytes` is the space in one frame."""
+        """`incarnations` maps each member to its incarnation. `max_body_bytes` is the space in one frame."""
         self.received_events: list[Receive | ReceiveUnicast] = []
         self.frozen = False
-        """During a view change nothing is sent and no received message is delivered."""
+        """Whether a view change is in progress. Then nothing is sent and no received message is delivered."""
         self.ack_due = False
         """Whether frames have arrived that are not acknowledged yet."""
         self.waiting: deque[bytes] = deque()
@@ -111,12 +111,15 @@ class ViewMulticast:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def multicast(self, now: int, body: bytes) -> None:
-        """Send a message to all members, or queue it if the window is full."""
+        """Send a message to all members. Queue it if WINDOW frames of this member are already unacknowledged."""
         self.waiting.append(body)
         self.send_waiting(now)
 
     def send_waiting(self, now: int) -> None:
-        """Send queued messages while the window is open. A message that is begun is sent whole."""
+        """Send queued messages while fewer than WINDOW frames are unacknowledged.
+
+        If the first frame of a message is sent, all its frames are sent.
+        """
         while self.waiting and not self.frozen and len(self._kept[self._me]) < WINDOW:
             for part in _split_body(self.waiting.popleft(), self._max_body_bytes):
                 number = self.received[self._me] = self.received[self._me] + 1
@@ -154,7 +157,7 @@ class ViewMulticast:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def on_multicast(self, now: int, member: int, message: Multicast) -> None:
-        """A frame that `member` multicast has arrived, from itself or relayed."""
+        """Handle a frame that `member` multicast, whether it comes from `member` or from a member that relays it."""
         kept, received = self._kept[member], self.received[member]
         self.ack_due = True
         if received < message.number <= received + 2 * WINDOW and message.number not in kept:
@@ -164,7 +167,7 @@ class ViewMulticast:
             self._deliver()
 
     def on_unicast(self, now: int, member: int, unicast: Unicast) -> None:
-        """A unicast frame has arrived."""
+        """Store a unicast frame that has arrived, and deliver the messages that are now complete and in order."""
         channel = self._unicasts[member]
         self.ack_due = True
         if self.frozen or not channel.received < unicast.number <= channel.received + 2 * WINDOW:
@@ -179,7 +182,7 @@ class ViewMulticast:
                 channel.parts = []
 
     def on_acks(self, now: int, member: int, acks: Acks) -> None:
-        """A member reports what it has received."""
+        """Handle a member's report of the frames that it has received: discard frames that all members have."""
         known = self._peer_received[member]
         for sender, number in acks.received.items():
             if sender in known:
@@ -196,7 +199,7 @@ class ViewMulticast:
         self.send_waiting(now)
 
     def acks(self) -> Acks:
-        """The acknowledgment of all that this member has received."""
+        """The acknowledgment of all frames that this member has received, as a message to the others."""
         return Acks(dict(self.received), {peer: channel.received for peer, channel in self._unicasts.items()})
 
     def has_unstable(self) -> bool:
@@ -224,11 +227,11 @@ class ViewMulticast:
     # -- the end of the view ---------------------------------------------------------------------------------
 
     def lacks(self, last_messages: Vector) -> bool:
-        """Whether this member lacks any message up to the given last ones."""
+        """Whether this member lacks a message that belongs to the view, given the last message of each member."""
         return any(self.received.get(member, number) < number for member, number in last_messages.items())
 
     def request_missing(self, now: int, last_messages: Vector, holders: Vector) -> None:
-        """Request the missing messages from the members that hold them."""
+        """Request the messages of the view that this member lacks from members that hold them."""
         for member, number in sorted(last_messages.items()):
             if self.received.get(member, number) < number and holders.get(member) in self._peer_received:
                 self._send(now, MessageRequest(member, self.received[member] + 1, number), holders[member])
@@ -273,7 +276,7 @@ class ViewMulticast:
 
 
 def _split_body(body: bytes, max_body_bytes: int) -> list[tuple[int, bytes]]:
-    """The parts of a body that each fit in a frame, as (flags, part)."""
+    """Split a body into parts that each fit in a frame. Returns (flags, part) pairs."""
     starts = range(0, max(1, len(body)), max_body_bytes)
     return [
         (MORE if start + max_body_bytes < len(body) else 0, body[start : start + max_body_bytes]) for start in starts
@@ -285,7 +288,7 @@ def _split_body(body: bytes, max_body_bytes: int) -> list[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """All that a newcomer needs to enter its first view."""
+    """All that a newcomer needs to enter its first view: the view, the application's state, the last decision."""
 
     view_id: int
     members: Vector
@@ -306,7 +309,7 @@ def encode_view_description(members: Vector, joined: Sequence[int], left: Sequen
 
 
 class StateSender:
-    """The state for the newcomers of one view.
+    """Sends the application's state to the newcomers of one view, in chunks.
 
     A newcomer that has received the state sends it too: the members that had it first may crash before all newcomers
     have it.
@@ -325,7 +328,7 @@ class StateSender:
             self._data = len(self._description).to_bytes(_LENGTH) + self._description + state
 
     def chunks_for(self, me: int, view_id: int, request: MembershipRequest, max_bytes: int) -> list[StateChunk]:
-        """The next chunks, from the offset that the newcomer has reached."""
+        """The next chunks of the state for a newcomer, from the offset up to which it has the state."""
         data = self._data
         if view_id != self._view_id or data is None:
             return []
@@ -340,20 +343,23 @@ class StateReceiver:
     def __init__(self) -> None:
         self._attempt = 0
         self._source = (0, 0)
-        """The view and the member that the state comes from."""
+        """(view, member) that the state comes from."""
         self._total = self._chunk_bytes = 0
         self._data = bytearray()
         self._requested_at_bytes = -1
 
     def next_request(self) -> MembershipRequest:
-        """The next request. It names another source if the last one has sent nothing since the previous request."""
+        """The next request for a chunk.
+
+        It names another source if the present one has sent nothing since the previous request.
+        """
         if self._requested_at_bytes == len(self._data):
             self._attempt += 1
         self._requested_at_bytes = len(self._data)
         return MembershipRequest(False, self._attempt, *self._source, len(self._data))
 
     def receive(self, chunk: StateChunk) -> TransferredState | None:
-        """Add a chunk. Return the state when it is complete."""
+        """Add a chunk of the state. Return the state when it is complete, else None."""
         source = (chunk.view_id, chunk.source)
         if source != self._source:
             if chunk.offset or chunk.view_id < self._source[0]:
@@ -380,6 +386,6 @@ class StateReceiver:
 
 
 def _split_off_first(data: bytes) -> tuple[bytes, bytes]:
-    """The first field, which is preceded by its length, and the rest."""
+    """Split bytes into their first field, which is preceded by its length, and the rest."""
     end = _LENGTH + int.from_bytes(data[:_LENGTH])
     return data[_LENGTH:end], data[end:]

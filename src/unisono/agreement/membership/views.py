@@ -96,7 +96,10 @@ REPORT_AFTER_TIMEOUTS = 3
 
 @dataclass(frozen=True, slots=True)
 class NewView:
-    """From here on these are the members, in ascending order, each with its incarnation. The first view is 1."""
+    """A new view begins: from here on these are the members, in ascending order, each with its incarnation.
+
+    The first view of a group has number 1.
+    """
 
     view_id: int
     members: tuple[int, ...]
@@ -143,7 +146,7 @@ class ViewSynchrony(Timed, Protocol):
     """Violations to report to the application. The order drains the list."""
 
     def multicast(self, now: int, body: bytes) -> None:
-        """Send to every member of the view, this one included. While `blocked`, it waits for the next view."""
+        """Send a message to all members of the view, this one included. While `blocked`, it waits for the next view."""
 
     def unicast(self, now: int, to: int, body: bytes) -> None:
         """Send to one other member.
@@ -156,7 +159,7 @@ class ViewSynchrony(Timed, Protocol):
         """Whether a view change is in progress, so that multicasts wait."""
 
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
-        """Answer `StateRequested`."""
+        """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame has arrived."""
@@ -172,7 +175,7 @@ class ViewSynchrony(Timed, Protocol):
 
 
 class Membership:
-    """The automaton of one incarnation of a member. Implements `ViewSynchrony`."""
+    """The membership automaton of one incarnation of a member. Implements `ViewSynchrony`."""
 
     kinds = frozenset({*wire.SPECS, *Consensus.kinds, *FailureDetector.kinds})
 
@@ -219,7 +222,7 @@ class Membership:
         self._started_ns: int | None = None
 
     def _new_consensus(self, members: Sequence[int]) -> Consensus:
-        """The consensus on the view after `view_id`: one instance, and the view's number as its epoch."""
+        """Start the consensus on the next view: it has one instance, and the present view's number as its epoch."""
         return Consensus(
             self.me,
             members,
@@ -235,11 +238,14 @@ class Membership:
     # -- inputs of the owner ---------------------------------------------------------------------------------
 
     def free_capacity(self) -> int:
-        """How many more messages `multicast` accepts before it raises."""
+        """How many more messages `multicast` accepts before it raises an error."""
         return WAITING_MAX - len(self._waiting_messages())
 
     def multicast(self, now: int, body: bytes) -> None:
-        """Send to every member of the view, this one included. During a view change it waits for the next view."""
+        """Send a message to every member of the view, this one included.
+
+        During a view change the message waits for the next view.
+        """
         if self.free_capacity() <= 0:
             raise UnisonoError(
                 f"{WAITING_MAX:,} messages are waiting already; check free_capacity() before multicasting"
@@ -251,7 +257,7 @@ class Membership:
             self._flush(now)
 
     def unicast(self, now: int, to: int, body: bytes) -> None:
-        """Send to one other member of the view."""
+        """Send a message to one other member of the view."""
         if self._view_multicast is not None and not self.blocked():
             self._view_multicast.unicast(now, to, body)
 
@@ -260,11 +266,14 @@ class Membership:
         return self._view_multicast is None or self._view_multicast.frozen
 
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
-        """Answer `StateRequested`."""
+        """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
         self._state_sender.set_state(view_id, state)
 
     def leave(self, now: int) -> None:
-        """Leave when all members have what this member has sent and received; before the first view, at once."""
+        """Leave the group when all members have what this member has sent and received.
+
+        Before its first view this member leaves at once.
+        """
         self._leaving = True
         if self._view_multicast is None:
             self._leave_group("it left before its first view")
@@ -316,7 +325,7 @@ class Membership:
 
     def _installed_view(self) -> ViewMulticast:
         if self._view_multicast is None:
-            text = "a message of a view is processed before this member has installed one"
+            text = "this member processes a message of a view before it has installed any view"
             raise InvariantViolated("view", self.me, text, "an installed view", "none")
         return self._view_multicast
 
@@ -366,7 +375,7 @@ class Membership:
     # -- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Do what is due at `now`: heartbeats, acknowledgments, retransmissions, and steps of a view change."""
         if self.ended:
             return
         if self._started_ns is None:
@@ -389,7 +398,7 @@ class Membership:
         self._flush(now)
 
     def wake_at(self) -> int | None:
-        """The time of the next heartbeat, acknowledgment or retry."""
+        """The time to call `wake`: the earliest of the next heartbeat, acknowledgment and retry, or None."""
         if self.ended:
             return None
         times: list[int | None] = [self.detector.wake_at(), self._retry_at]
@@ -419,7 +428,10 @@ class Membership:
     # -- founding the group ----------------------------------------------------------------------------------
 
     def _found_group_if_ready(self, now: int) -> None:
-        """Propose the first view when all founders are there, or when a majority is and the time limit is over."""
+        """Propose the first view when all founders have been heard from.
+
+        After a time limit, a majority of the founders is enough.
+        """
         consensus = self._consensus
         if self._view_multicast is not None or consensus is None or not consensus.is_leader or self._started_ns is None:
             return
@@ -470,7 +482,7 @@ class Membership:
                 self._view_multicast.request_missing(now, question.received, question.holders)
 
     def _advance_attempt(self, now: int, attempt: ViewChangeAttempt) -> None:
-        """Answer the open question for this member itself, and propose the view when all survivors are ready."""
+        """As the coordinator, answer one's own open question, and propose the view when all survivors are ready."""
         view_multicast = self._installed_view()
         question, unanswered = attempt.open_question()
         if self.me in unanswered and isinstance(question, Flush):
@@ -496,7 +508,7 @@ class Membership:
     # -- the decision: install the next view -----------------------------------------------------------------
 
     def _on_next_view_decided(self, now: int, decided: NextViewDecided) -> None:
-        """Another member reports how a view ended."""
+        """Handle another member's report of the decision that ended a view."""
         if decided.view_id == self.view_id:
             self._on_decision(now, decided.value)
         elif self._view_multicast is None:
@@ -537,9 +549,9 @@ class Membership:
         self._announce(now, joined, left, waiting)
 
     def check_view(self, view_id: int, members: Vector) -> None:
-        """After its first view, a member installs each next view, and only views that it is in."""
+        """Raise InvariantViolated unless the view follows this member's last view and has this member in it."""
         if self._view_multicast is not None and view_id != self.view_id + 1:
-            text = "this member installs a view that does not follow its last one"
+            text = "this member installs a view that does not follow its last view"
             raise InvariantViolated("view", self.me, text, f"view {self.view_id + 1}", str(view_id))
         if members.get(self.me) != self.incarnation:
             text = f"this member installs view {view_id}, but is not in it"
@@ -576,7 +588,7 @@ class Membership:
     # -- state transfer to newcomers -------------------------------------------------------------------------
 
     def _send_state(self, now: int, to: int, request: MembershipRequest) -> None:
-        """A newcomer of this view requests its state. Each attempt selects another member as the source.
+        """Answer a newcomer of this view that requests its state. Each attempt selects another member as the source.
 
         A founder of the first view needs no state, only the decision.
         """
@@ -648,15 +660,15 @@ class MembershipRequests:
         self.leaving: set[int] = set()
         self._detector = detector
         self._joining: dict[int, tuple[int, int]] = {}
-        """By member, its incarnation and the time of its last request."""
+        """By member that asks to join: its incarnation and the time of its last request."""
 
     def request_join(self, now: int, incarnations: Vector, member: int, incarnation: int) -> None:
-        """A newcomer, or a new incarnation of a member, asks to join."""
+        """Record that a newcomer, or a new incarnation of a member, asks to join."""
         self._joining[member] = (incarnation, now)
         self._detector.set_peers(now, {*incarnations, *self._joining})
 
     def joining_incarnation(self, member: int) -> int | None:
-        """The incarnation with which a member asks to join; None if it does not ask."""
+        """The incarnation with which a member asks to join; None if it has not asked."""
         return self._joining[member][0] if member in self._joining else None
 
     def no_change_needed(self) -> bool:
@@ -693,7 +705,7 @@ class MembershipRequests:
 
 
 class ViewChangeAttempt:
-    """A coordinator's attempt at the next view.
+    """A coordinator's attempt to bring the survivors from this view to the next.
 
     It proposes the view only when every survivor has all messages up to the last ones. So if a member crashes after
     that, the others can still install the view: none of them waits for a message that only the crashed member had.
@@ -710,7 +722,7 @@ class ViewChangeAttempt:
         self._last_messages: LastMessages | None = None
 
     def on_flushed(self, member: int, flushed: Flushed) -> None:
-        """A survivor has answered."""
+        """Record a survivor's answer to FLUSH or to LAST_MESSAGES."""
         if flushed.attempt != self.number or member not in self.survivors:
             return
         if flushed.ready:
@@ -731,20 +743,20 @@ class ViewChangeAttempt:
         return LastMessages(self.number, tuple(LastMessage(m, n, holders[m]) for m, n in last.items()))
 
     def open_question(self) -> tuple[Flush | LastMessages, list[int]]:
-        """The question that is open now, and the survivors that have not answered it."""
+        """The coordinator's open question, FLUSH or LAST_MESSAGES, and the survivors that have not answered it."""
         if self._last_messages is None:
             return Flush(self.number, self.members), [m for m in self.survivors if m not in self._received]
         return self._last_messages, [m for m in self.survivors if m not in self._ready]
 
     def next_view(self) -> NextView | None:
-        """The next view, once every survivor has all messages up to the last ones."""
+        """The next view, once every survivor has all last messages of this view; None until then."""
         if self._last_messages is None or len(self._ready) < len(self.survivors):
             return None
         return NextView(self.members, self._last_messages.received)
 
 
 class PastViews:
-    """The decisions that ended past views, for members that are still in one, or were left out of the next."""
+    """The decisions that ended past views. Members that are still in a past view, or were left out, ask for them."""
 
     def __init__(self) -> None:
         self._decided: dict[int, bytes] = {}
@@ -756,12 +768,12 @@ class PastViews:
         self._decided.pop(view_id - DECISIONS_KEPT, None)
 
     def decision_after(self, view_id: int) -> NextViewDecided | None:
-        """The decision that ended a view, if it is known here."""
+        """The decision that ended view `view_id`, or None if this member does not have it."""
         value = self._decided.get(view_id)
         return None if value is None else NextViewDecided(view_id, value)
 
     def latest(self) -> NextViewDecided | None:
-        """The most recent decision."""
+        """The decision that ended the last past view, or None if there is none."""
         return self.decision_after(max(self._decided, default=-1))
 
     def decision_for_member_in(self, in_view: int, view_id: int, incarnations: Vector) -> NextViewDecided | None:
@@ -788,11 +800,11 @@ class BlockedTime:
         self._reported = False
 
     def begin(self, now: int) -> None:
-        """This member stops delivering."""
+        """A view change begins: this member stops delivering."""
         self._since = now if self._since is None else self._since
 
     def end(self, now: int) -> int:
-        """The next view begins. Returns how long this member was blocked."""
+        """The next view begins. Returns for how many nanoseconds this member delivered nothing."""
         lasted = 0
         if self._since is not None:
             lasted = self.last_ns = now - self._since
@@ -803,7 +815,7 @@ class BlockedTime:
     def overdue_violation(
         self, now: int, me: int, view_id: int, incarnations: Vector, detector: FailureDetector
     ) -> Blocked | None:
-        """A violation if the view change takes too long, once per view change."""
+        """The violation to report if the view change takes too long, once per view change; otherwise None."""
         if self._since is None or self._reported:
             return None
         longest = max((detector.timeout_ns(peer) for peer in incarnations if peer != me), default=0)

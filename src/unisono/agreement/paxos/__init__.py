@@ -1,1 +1,1 @@
-"""Multi-Paxos: `consensus` is the automaton, `log` its durable log, `messages` its frames and stored records."""
+"""Multi-Paxos: `consensus` is the automaton, `acceptor` its durable log, `messages` its frames and stored records."""

@@ -43,7 +43,7 @@ _ENTRY_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decide(k, value)."""
+    """A decision: consensus has decided this value for instance k (paper 003, Decide(k, value))."""
 
     k: int
     value: bytes
@@ -51,7 +51,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """`state` replaces all decisions up to k, which are not reported one by one."""
+    """An installed snapshot: `state` replaces all decisions up to instance k, which are not reported one by one."""
 
     k: int
     state: bytes
@@ -70,21 +70,21 @@ ConsensusOutput: TypeAlias = Decision | RestoredState
 
 
 class Acceptor:
-    """Promises, accepted values, and how far they are decided."""
+    """The Paxos acceptor of one member: its promises, its accepted values, and how far these are decided."""
 
     def __init__(self, member: int, retained_values: int) -> None:
-        """The acceptor of `member`. It keeps `retained_values` decided values behind the snapshot for lagging ones."""
+        """Keep the last `retained_values` values that the snapshot replaces, for members that lag behind `member`."""
         self.writes: list[Write] = []
         self.promised = 0
         self.decided = 0
         self.last_accepted = 0
         """The last instance for which a value is accepted."""
         self.discarded_upto = 0
-        """Values up to this instance are discarded."""
+        """The values of all instances up to this number are discarded."""
         self.snapshot_at = 0
         self.snapshot = b""
         self.log: dict[int, tuple[int, bytes]] = {}
-        """(ballot, value) by instance."""
+        """The accepted (ballot, value) of each instance."""
         self._member = member
         self._storage_ids: dict[int, int] = {}
         self._retained_values = retained_values
@@ -93,13 +93,13 @@ class Acceptor:
     # -- changes, each with its record -----------------------------------------------------------------------
 
     def promise(self, ballot: int) -> None:
-        """Accept no lower ballot from now on."""
+        """Promise to accept no ballot lower than `ballot` from now on."""
         self.check_promise(ballot)
         self.promised = ballot
         self._record(PromiseRecord(ballot))
 
     def accept(self, k: int, ballot: int, value: bytes) -> None:
-        """Accept a value. The caller ensures that no higher ballot is promised and that k ≤ last_accepted + 1."""
+        """Accept a value for instance k under a ballot. Raises InvariantViolated if `check_accept` forbids it."""
         self.check_accept(k, ballot)
         self.log[k] = (ballot, value)
         self.last_accepted = max(self.last_accepted, k)
@@ -116,7 +116,7 @@ class Acceptor:
         self.decide(k)
 
     def decide(self, upto: int) -> None:
-        """The accepted values of all instances up to `upto` are decided."""
+        """Record that the accepted values of all instances up to `upto` are decided."""
         self.check_decide(upto)
         self.decided = upto
         if upto - self._recorded_decided >= RECORD_DECIDED_EVERY:
@@ -132,47 +132,47 @@ class Acceptor:
         return known == storage_id
 
     def recorded_storage_id(self, member: int) -> int:
-        """The storage id of the first frame that a member sent."""
+        """The storage id that was in the first frame of a member."""
         return self._storage_ids[member]
 
     # -- invariants, checked before each change --------------------------------------------------------------
 
     def check_promise(self, ballot: int) -> None:
-        """A promise is never taken back."""
+        """Raise InvariantViolated if the ballot is lower than the promised one: a promise is never taken back."""
         if ballot < self.promised:
             text = "the acceptor takes a promise back"
             raise InvariantViolated("promise", self._member, text, f"ballot {self.promised} or more", str(ballot))
 
     def check_accept(self, k: int, ballot: int) -> None:
-        """No value is accepted against a promise, after a gap, or for a decided instance."""
+        """Raise InvariantViolated if the value would break a promise, leave a gap, or replace a decided value."""
         if ballot < self.promised:
             text = f"the acceptor accepts a value for instance {k} against its promise"
             raise InvariantViolated("accept", self._member, text, f"ballot {self.promised} or more", str(ballot))
         if not self.decided < k <= self.last_accepted + 1:
-            text = "the acceptor accepts a value for an instance that is decided, or beyond the next free one"
+            text = "the acceptor accepts a value for an instance that is decided or leaves a gap before it"
             expected = f"instance {self.decided + 1} to {self.last_accepted + 1}"
             raise InvariantViolated("accept", self._member, text, expected, str(k))
 
     def check_decide(self, upto: int) -> None:
-        """Decisions are never taken back, and only accepted values are decided."""
+        """Raise InvariantViolated if `upto` would take decisions back or decide values that are not accepted."""
         if not self.decided < upto <= self.last_accepted:
-            text = "the decided instances go back, or go beyond the accepted ones"
+            text = "the acceptor takes decisions back, or decides an instance for which it has accepted no value"
             expected = f"instance {self.decided + 1} to {self.last_accepted}"
             raise InvariantViolated("decide", self._member, text, expected, str(upto))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def entry(self, k: int) -> tuple[int, bytes]:
-        """(ballot, value) of an instance. The ballot is CHOSEN if the instance is decided."""
+        """The (ballot, value) that is accepted for instance k. The ballot is CHOSEN if the instance is decided."""
         ballot, value = self.log[k]
         return (CHOSEN if k <= self.decided else ballot), value
 
     def value(self, k: int) -> bytes:
-        """The value of an instance."""
+        """The value that is accepted for instance k."""
         return self.log[k][1]
 
     def values_that_fit(self, first: int, last: int, max_bytes: int) -> tuple[bytes, ...]:
-        """The values from `first` to `last` that fit in one frame, but at least one."""
+        """The values of instances `first` to `last`, as many as fit in one frame, but at least one."""
         values: list[bytes] = []
         for k in range(first, last + 1):
             value = self.value(k)
@@ -265,7 +265,7 @@ class Acceptor:
 
 
 SendPart = Callable[[int, ConsensusMessage, int, int], None]
-"""Called with (now, message, to, number of frames of the same answer that follow)."""
+"""Sends a frame of an answer. Called with (now, message, receiver, number of further frames of the same answer)."""
 
 
 CheckState = Callable[[bytes], object]
@@ -287,7 +287,7 @@ class CatchUp:
         self._max_bytes = max_bytes
         self._retry_ns = retry_ns
         self._known_decided = 0
-        """The last instance that some member is known to have decided: `_source`."""
+        """The last instance that another member (`_source`) is known to have decided."""
         self._source = 0
         self._asked_at: int | None = None
         self._partial_snapshot_k = 0
@@ -296,7 +296,7 @@ class CatchUp:
     # -- fetching --------------------------------------------------------------------------------------------
 
     def on_decided_upto(self, now: int, member: int, decided: int) -> None:
-        """A member has announced that instances up to `decided` are decided."""
+        """Record a member's announcement that instances up to `decided` are decided, and fetch missing decisions."""
         if decided > self._acceptor.decided and decided >= self._known_decided:
             self._known_decided, self._source = decided, member
         if self.is_behind() and (self._asked_at is None or now >= self._asked_at + self._retry_ns):
@@ -307,7 +307,7 @@ class CatchUp:
         return self._known_decided > self._acceptor.decided
 
     def retry_at(self) -> int | None:
-        """When to fetch again, if an answer is outstanding."""
+        """When to fetch again if no answer arrives; None if no answer is outstanding."""
         return self._asked_at + self._retry_ns if self.is_behind() and self._asked_at is not None else None
 
     def wake(self, now: int) -> None:
@@ -330,7 +330,7 @@ class CatchUp:
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
-        """Add a part of a snapshot. If it completes a snapshot that the owner can read, install and return it."""
+        """Add a part of a snapshot. If it completes a snapshot that the owner can read, install and return it; else None."""
         if snapshot.k <= self._acceptor.decided:
             return None
         if snapshot.k != self._partial_snapshot_k:
@@ -361,7 +361,7 @@ class CatchUp:
     # -- answering -------------------------------------------------------------------------------------------
 
     def answer_fetch(self, now: int, to: int, fetch: Fetch) -> None:
-        """Send decided values, or the snapshot if the values are discarded."""
+        """Send the decided values that a member requests, or the snapshot if the values are discarded."""
         acceptor = self._acceptor
         if fetch.first > acceptor.decided:
             return
@@ -378,7 +378,7 @@ class CatchUp:
             self._send(now, learn, to, len(learns) - number)
 
     def _send_snapshot(self, now: int, to: int, fetch: Fetch) -> None:
-        """Send the next parts of the snapshot, from where an earlier answer ended if it is the same snapshot."""
+        """Send the next parts of the snapshot. A member that has a part of this snapshot gets the rest of it."""
         k, state = self._acceptor.snapshot_at, self._acceptor.snapshot
         step = self._max_bytes - SNAPSHOT_BYTES
         start = fetch.offset if fetch.snapshot == k and fetch.offset <= len(state) else 0

@@ -19,8 +19,8 @@ ACCEPT and ACCEPTED frames and reports decisions. Receiving: `from_below` handle
 set, every input flushes by itself.
 
 Safety needs no assumption about delays or clocks: every promise and accepted value is in `writes`, which the owner
-makes durable before it sends any frame. Progress needs a majority that can communicate in time. A leader that falls
-silent or loses its majority is replaced: the next member that is not suspected becomes a candidate.
+makes durable before it sends any frame. Progress needs a majority that can communicate in time. A leader that becomes
+unresponsive or loses its majority is replaced: the next member that is not suspected becomes a candidate.
 
 Each frame names the storage that holds its sender's promises: the storage id, or the incarnation if the member has no
 storage. A member that returns with another storage than before has forgotten its promises, so its frames are ignored
@@ -70,7 +70,7 @@ WINDOW = 64
 RETAIN = 1024
 """Default number of decided values to keep behind a snapshot, for members that lag."""
 STAGGER_RETRIES = 3
-"""Each member in line waits this many retry intervals longer than the one before it, so that the first can succeed."""
+"""Each further candidate waits this many retry intervals longer before it starts, so that the first can succeed."""
 CANDIDACY_RETRIES = 8
 """A candidate gives up after this many retry intervals."""
 RETRANSMIT_FRAMES_MAX = 8
@@ -89,7 +89,7 @@ def owner_of(ballot: int) -> int:
 
 
 class Role(StrEnum):
-    """The role of a member. A candidate is first in TRIAL, then PREPARING."""
+    """The role of a member: follower, candidate (first in TRIAL, then PREPARING) or leader."""
 
     FOLLOWER = "following"
     TRIAL = "trying"
@@ -98,7 +98,10 @@ class Role(StrEnum):
 
 
 class Consensus:
-    """The automaton of one member. The owner must drain `writes` before `down`, `decisions` and `forwarded`."""
+    """The consensus automaton of one member.
+
+    The owner must make `writes` durable before it uses `down`, `decisions` and `forwarded`.
+    """
 
     kinds = frozenset(SPECS)
 
@@ -131,7 +134,7 @@ class Consensus:
         if me not in members:
             raise InvalidOption("member", f"member {me} is not among the members {tuple(members)}; add it to the list")
         if window < 1:
-            raise InvalidOption("window", f"at least 1 instance must be allowed at a time, not {window}")
+            raise InvalidOption("window", f"expected at least 1 undecided instance at a time, not {window}")
         self.me = me
         self.members = tuple(sorted(members))
         self.peers = tuple(member for member in self.members if member != me)
@@ -178,7 +181,7 @@ class Consensus:
 
     @property
     def decided(self) -> int:
-        """All instances up to this one are decided, as far as this member knows."""
+        """The last instance up to which all instances are decided, as far as this member knows."""
         return self._acceptor.decided
 
     @property
@@ -199,13 +202,13 @@ class Consensus:
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def propose(self, now: int, k: int, value: bytes) -> bool:
-        """Propose(k, value). Return False if k is beyond the window: propose again after some decisions.
+        """Propose a value for instance k. Return False if too many instances before k are undecided: try again later.
 
         If several values are proposed for one instance, one of them is decided. Only the first proposal of a member
         for an instance counts.
         """
         if k < 1:
-            raise InvalidOption("k", f"instances are numbered from 1, got {k}")
+            raise InvalidOption("k", f"expected an instance number of 1 or more, not {k}")
         if len(value) > self.max_value_bytes:
             raise InvalidOption(
                 "value", f"it has {len(value):,} bytes and a frame holds at most {self.max_value_bytes:,}: split it"
@@ -239,7 +242,7 @@ class Consensus:
         self._acceptor.compact(k, state)
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived."""
+        """Handle one frame that has arrived from another member."""
         if frame.kind in self.detector.kinds and self._own_detector:
             self.detector.from_below(now, frame)
             return
@@ -270,7 +273,7 @@ class Consensus:
         self._flush_unless_batched(now)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Do what is due at `now`: heartbeats, retransmissions, a candidacy."""
         if self._wait_for_leader_from_ns is None:
             self._wait_for_leader_from_ns = now
         if self._own_detector:
@@ -292,7 +295,7 @@ class Consensus:
         self._flush_unless_batched(now)
 
     def wake_at(self) -> int | None:
-        """The time of the next heartbeat, retry or candidacy."""
+        """The time to call `wake`: the earliest of the next heartbeat, retry and candidacy. None if nothing is due."""
         if self._wait_for_leader_from_ns is None:
             return 0
         times = [self._catch_up.retry_at()]
@@ -343,7 +346,10 @@ class Consensus:
         self._proposals = {k: value for k, value in self._proposals.items() if k > self.decided}
 
     def _send(self, now: int, message: ConsensusMessage, to: int = EVERYONE, number: int = 0) -> None:
-        """Queue a frame. `number` is 1 in an ACCEPT that wants a reply, and counts the frames that follow an answer."""
+        """Queue a frame. `number` is 1 in an ACCEPT that wants a reply.
+
+        In a part of an answer, `number` is how many parts follow.
+        """
         if to != EVERYONE or self.peers:
             header = (self.me, self._incarnation, self._epoch)
             burst = self._storage_id  # consensus frames have no burst; this field tells the sender's storage
@@ -352,14 +358,14 @@ class Consensus:
     # -- phase 1: prepare, promise ---------------------------------------------------------------------------
 
     def _campaign_at(self) -> int:
-        """When this member may become a candidate. The first trusted member after the last leader is first in line."""
+        """When this member may become a candidate. The first trusted member after the last leader comes first."""
         last = owner_of(self._highest_ballot)
         order = [m for m in self.members if m > last] + [m for m in self.members if m <= last]
         rank = self.detector.trusted(order).index(self.me)
         return (self._wait_for_leader_from_ns or 0) + rank * STAGGER_RETRIES * self._retry_ns
 
     def _campaign(self, now: int) -> None:
-        """Become a candidate, with a trial first."""
+        """Become a candidate: first ask, in a trial, whether a majority would promise."""
         self._highest_ballot = ballot_after(self._highest_ballot, self.me)
         self.role = Role.TRIAL
         candidate = self._candidate_state = CandidateState(
@@ -551,7 +557,7 @@ def _promise_parts(acceptor: Acceptor, prepare: Prepare, max_bytes: int) -> Iter
 
 
 class CandidateState:
-    """The promises for one ballot, from instance `first` on. A promise may come in several frames, in any order."""
+    """The promises that a candidate has received. A promise may come in several frames, in any order."""
 
     def __init__(self, ballot: int, first: int, ends_at: int) -> None:
         self.ballot = ballot
@@ -573,7 +579,7 @@ class CandidateState:
         entries.update(enumerate(promise.entries, promise.at))
 
     def complete_promises(self) -> int:
-        """How many promises have arrived completely."""
+        """How many members' promises have arrived completely."""
         return sum(map(self._is_complete, self._last_accepted))
 
     def values_to_propose(self) -> list[tuple[int, bytes]]:
@@ -610,17 +616,17 @@ class LeaderState:
         """Values that are not proposed yet, by instance."""
         self.last_answer_ns = dict.fromkeys(peers, now)
         self.known_decided = dict.fromkeys(peers, 0)
-        """The last decision that each peer has acknowledged."""
+        """For each peer, the last decided instance that it has acknowledged."""
         self.heartbeat_at = now
         self._acceptor = acceptor
         self._sent_upto = acceptor.decided
         self._announced_decided = -1
-        """The last decision announced to the peers; -1 forces an announcement, which serves as a heartbeat."""
+        """The last decided instance announced to the peers; -1 forces an announcement, which serves as a heartbeat."""
         self._accepted_upto = dict.fromkeys(peers, acceptor.decided)
         self._accepted_upto_before = dict(self._accepted_upto)
 
     def on_accepted(self, member: int, upto: int, decided: int, now: int) -> None:
-        """A member has accepted all values up to `upto`, and knows that instances up to `decided` are decided."""
+        """Record that a member has accepted all values up to `upto` and knows the decisions up to `decided`."""
         self.last_answer_ns[member] = now
         self.known_decided[member] = max(self.known_decided[member], decided)
         self._accepted_upto[member] = max(self._accepted_upto[member], min(upto, self._acceptor.last_accepted))
@@ -634,7 +640,7 @@ class LeaderState:
         self.heartbeat_at, self._announced_decided = now + interval_ns, -1
 
     def propose_pending(self, window: int, majority: int) -> None:
-        """Count decided instances, then propose pending values for the next instances within the window."""
+        """Count decided instances. Then propose pending values while fewer than `window` instances are undecided."""
         acceptor, proposed = self._acceptor, False
         self._count_decided(majority)
         while acceptor.last_accepted < acceptor.decided + window:
@@ -664,7 +670,10 @@ class LeaderState:
         return frames
 
     def accepts_to_retransmit(self, member: int, max_bytes: int) -> list[Accept]:
-        """Undecided values that a member has not accepted since the last call. It fetches decided values by itself."""
+        """ACCEPT frames with the undecided values that a member has not accepted since the last call.
+
+        The member fetches decided values by itself.
+        """
         accepted = max(self._accepted_upto[member], self._acceptor.decided)
         before, self._accepted_upto_before[member] = self._accepted_upto_before[member], accepted
         if accepted != before or accepted >= self._sent_upto:
@@ -720,7 +729,7 @@ class FollowerState:
 
 
 SendTo = Callable[[int, ConsensusMessage, int], None]
-"""Called with (now, message, to)."""
+"""Sends a consensus message; called with (now, message, receiver)."""
 
 
 class StorageIdentity:
@@ -731,7 +740,7 @@ class StorageIdentity:
 
     def __init__(self, acceptor: Acceptor, storage_id: int, send: SendTo, report_interval_ns: int) -> None:
         self.lost_storage: set[int] = set()
-        """Members that returned with another storage. Their votes do not count."""
+        """Members that returned with another storage than before. Their votes do not count."""
         self.refused_by: set[int] = set()
         """Members that recorded another storage for this member, and ignore it."""
         self._acceptor, self._storage_id, self._send = acceptor, storage_id, send
@@ -751,7 +760,7 @@ class StorageIdentity:
     def on_mismatch(self, sender: int, mismatch: StorageMismatch) -> None:
         """A member reports the storage id that it recorded for this member.
 
-        If it is the right one, the frame was meant for an earlier incarnation, and says nothing about this one.
+        If the id is that of the present storage, the frame was meant for an earlier incarnation and is ignored.
         """
         if mismatch.recorded_storage_id != self._storage_id:
             self.refused_by.add(sender)

@@ -47,7 +47,11 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A part of the promise for `ballot`: of the values accepted for `first` to `last`, those from `at` on that fit."""
+    """A part of a member's promise to accept no ballot below `ballot`.
+
+    The promise reports all values that the member has accepted, for instances `first` to `last`. This part holds those
+    from instance `at` on, as many as fit in one frame.
+    """
 
     ballot: int
     trial: bool
@@ -108,7 +112,10 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A value for instance k; with k = 0, a value for the owner of the leader's automaton."""
+    """A value that a member asks the leader to propose for instance k.
+
+    With k = 0 the value goes to the program that runs the leader's automaton, which decides when to propose it.
+    """
 
     k: int
     value: bytes
@@ -116,7 +123,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A part of the snapshot that replaces all instances up to k."""
+    """A part of the snapshot: the state that replaces the values of all instances up to k."""
 
     k: int
     total: int
@@ -137,7 +144,7 @@ ConsensusMessage: TypeAlias = (
 
 
 class _Entries(Part):
-    """The entries of a promise: all their ballots, then their values."""
+    """Wire form of the entries of a promise: all their ballots, then their values."""
 
     _ballots = Numbers("ballots", "Q", least=1, most=CHOSEN)
     _values = Values("values")
@@ -198,7 +205,7 @@ SPECS: Final[Mapping[Kind, AnySpec]] = {
 }
 register(SPECS)
 ACCEPT_BYTES = max(_ACCEPT.size, _PROMISE.size, _LEARN.size) + 8 + 4
-"""The most bytes that any frame puts before its first value: the fields, a ballot and a length."""
+"""The most bytes that any consensus frame puts before its first value: the fields, a ballot and a length."""
 SNAPSHOT_BYTES = _SNAPSHOT.size
 
 
@@ -207,14 +214,14 @@ SNAPSHOT_BYTES = _SNAPSHOT.size
 
 @dataclass(frozen=True, slots=True)
 class PromiseRecord:
-    """The member promised a ballot."""
+    """Stored record: the member promised to accept no ballot below this one."""
 
     ballot: int
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRecord:
-    """The member accepted a value for instance k, or learned it as decided (ballot CHOSEN)."""
+    """Stored record: the member accepted a value for instance k, or learned it as decided (ballot CHOSEN)."""
 
     k: int
     ballot: int
@@ -223,14 +230,14 @@ class ValueRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """The recorded values of all instances up to k are decided."""
+    """Stored record: the recorded values of all instances up to k are decided."""
 
     k: int
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """`state` replaces all instances up to k."""
+    """Stored record of the snapshot: `state` replaces the values of all instances up to k."""
 
     k: int
     state: bytes
@@ -238,7 +245,7 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageIdRecord:
-    """The id of the storage that holds another member's promises."""
+    """Stored record: the id of the storage that holds another member's promises."""
 
     member: int
     storage_id: int

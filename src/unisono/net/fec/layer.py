@@ -48,7 +48,7 @@ from unisono.wire.frame import END_OF_SLOT, FRAME_NUMBER_MAX, Frame, Kind, encod
 LATE_SHARE_NS = NS_PER_S
 """Keep an incomplete block until its sender's slots are Δ+Γ and this time ahead: a late share may complete it."""
 SENDER_TIMEOUT_NS = 60 * NS_PER_S
-"""Keep the incomplete blocks of a silent sender for this long by our clock, which may jump after a pause."""
+"""Keep the incomplete blocks of an unresponsive sender for this long by our clock, which may jump after a pause."""
 HELD_BYTES_MAX = 64 * 1024 * 1024
 """The most bytes of one sender's incomplete blocks; beyond that, the layer drops those of the oldest slot."""
 _SHARE_OVERHEAD_BYTES = 512
@@ -65,15 +65,18 @@ def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
 
 
 def datagrams_per_slot(originals: int, a: int, b: int) -> int:
-    """The datagrams of a slot with M originals: M' + a⌈M'/(b-a)⌉, with M' = max(M, 1) for the dummy (001-2)."""
+    """The number of datagrams in a slot with M originals (erratum 001-2).
+
+    It is M' + a⌈M'/(b-a)⌉ with M' = max(M, 1), because a slot without messages still has its end-of-slot mark.
+    """
     sent = max(originals, 1)
     return sent + a * -(-sent // (b - a))
 
 
 def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
-    """NetMaxBurst = AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉, in datagrams per slot (001-2).
+    """The most datagrams in one slot: AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉, the paper's NetMaxBurst (erratum 001-2).
 
-    It bounds the datagrams of a slot; an interval of length Θ that is not a slot can contain more (001-3). Raises
+    An interval of length Θ that is not a slot can contain more datagrams (erratum 001-3). Raises
     InvalidOption if a slot cannot number that many.
     """
     datagrams = datagrams_per_slot(app_max_burst, a, b)
@@ -95,7 +98,7 @@ def residual_loss(loss: float, a: int, b: int) -> float:
 
 
 def ask_above_fec(ask: Ask) -> Ask:
-    """The request to an order above this layer: the same, over a network with only the residual loss."""
+    """The request to the order above FEC: the same request, over a network that has only the residual loss."""
     if ask.fec is None:
         return ask
     a, b = checked_fec(ask.fec)
@@ -104,7 +107,7 @@ def ask_above_fec(ask: Ask) -> Ask:
 
 
 def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
-    """An order's offer, adjusted for the cost of this layer.
+    """An order's offer, adjusted for the cost of forward error correction.
 
     The order sends at least an end-of-slot mark in each slot, so its O frames per second become at most
     O·b/(b-a) + a(b-a-1)/(b-a)/Θ; for O = AppAvgRate + 1/Θ that is AppAvgRate·b/(b-a) + (a+1)/Θ (001-2). The latency
@@ -145,7 +148,7 @@ def order_policy(policy: Policy) -> Policy:
 
 @dataclass(slots=True)
 class _SlotBlocks:
-    """The blocks of one sender's slot."""
+    """The FEC blocks that have arrived of one slot of one sender."""
 
     incomplete: dict[int, dict[int, Share]] = field(default_factory=dict)
     """The shares of incomplete blocks, by block number and share index."""
@@ -179,15 +182,15 @@ class _SlotBlocks:
 
 @dataclass(slots=True)
 class _SenderBlocks:
-    """The blocks of one sender in one incarnation."""
+    """The FEC blocks that have arrived from one incarnation of a sender."""
 
     incarnation_id: tuple[int, int]
     floor: int
-    """Slots before this one are finished or dropped; no state is kept of them."""
+    """All slots before this number are finished or dropped; no state is kept of them."""
     slots: dict[int, _SlotBlocks] = field(default_factory=dict)
     """The unfinished slots."""
     finished: set[int] = field(default_factory=set)
-    """The finished slots after an unfinished one."""
+    """The finished slots that come after an unfinished one."""
     held_bytes: int = 0
 
     def finish_slot(self, slot: int) -> None:
@@ -220,7 +223,7 @@ def stored_bytes(shares: dict[int, Share]) -> int:
 
 
 class Fec:
-    """The layer: sends the order's frames in blocks, and passes them up as they were."""
+    """The FEC layer: sends the order's frames in blocks with redundant shares, and restores lost frames on arrival."""
 
     name: ClassVar[str] = "fec"
     wraps = frozenset({Kind.DATA})
@@ -264,14 +267,20 @@ class Fec:
         self._sweep_at = 0
 
     def change_code(self, fec: tuple[int, int], slot: int) -> None:
-        """Use this a/b from `slot` on. Receivers need not know, since every share describes its block."""
+        """Use blocks of b shares with a redundant ones from `slot` on.
+
+        Receivers need not know, since every share describes its block.
+        """
         prepare_coder(fec[1] - fec[0], fec[0])
         self._next_code = checked_fec(fec), slot
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """FEC-send; with an end-of-slot mark also FEC-end-slot."""
+        """Collect a frame of the order for the next block, and send the block if it is full or the slot ends.
+
+        These are the paper's FEC-send and FEC-end-slot (paper 001 §5.1).
+        """
         if frame.kind is not Kind.DATA or frame.to != EVERYONE:
             self.down.append(frame)
             return
@@ -324,7 +333,7 @@ class Fec:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive: pass up an original, and store the share until its block is complete."""
+        """Handle a share that has arrived: pass up an original, and store the share until its block is complete."""
         if not isinstance(frame, Share):
             self.up.append(frame)
             return
@@ -353,7 +362,7 @@ class Fec:
             self._store_share(stream, slot, frame)
 
     def _stream_of(self, share: Share, kept_slots: int) -> _SenderBlocks | None:
-        """The blocks of the share's sender; None if the share is of an earlier incarnation."""
+        """The stored blocks of the share's sender; None if the share is of an earlier incarnation of the sender."""
         incarnation_id = (share.epoch, share.incarnation)
         stream = self._streams.get(share.sender)
         if stream is None or stream.incarnation_id < incarnation_id:
@@ -420,7 +429,7 @@ class Fec:
     # -- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
-        """Drop the incomplete blocks of senders that have long been silent."""
+        """Drop the incomplete blocks of senders from which nothing has arrived for SENDER_TIMEOUT_NS."""
         if now < self._sweep_at:
             return
         self._sweep_at = now + SENDER_TIMEOUT_NS // 8

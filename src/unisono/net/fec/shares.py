@@ -22,7 +22,7 @@ SHARE_HEADER_BYTES = HEADER_BYTES
 """The bytes of a datagram in addition to its share."""
 _SIZE_BYTES = 2
 SIZE_END = 1 << 8 * _SIZE_BYTES
-"""All sizes are below this."""
+"""The size of every original is below this number."""
 _CODERS_KEPT = 512
 
 
@@ -45,7 +45,7 @@ class Share(Frame):
 
 
 def pack_share_position(size: int, block: int, index: int, originals: int, redundant: int) -> int:
-    """The position of a share, as the header's sequence field."""
+    """Pack the position of a share in its block into one number, for the header's sequence field."""
     return size << 40 | block << 24 | index << 16 | originals << 8 | redundant
 
 
@@ -90,7 +90,7 @@ def _decoder(originals: int, redundant: int) -> Any:
 
 
 def prepare_coder(originals: int, redundant: int) -> None:
-    """Create the coder of such blocks in advance; raises MissingDependency if zfec is not installed."""
+    """Create the erasure coder for blocks of this size in advance. Raises MissingDependency without zfec."""
     _encoder(originals, redundant)
 
 

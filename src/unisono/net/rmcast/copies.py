@@ -22,7 +22,7 @@ RMCAST_BYTES = HEADER_BYTES + FIELDS_BYTES
 
 @dataclass(slots=True)
 class RmcastCopy(Nested):
-    """A received copy."""
+    """A received copy of a message of reliable multicast: its fields, and where in it the multicast frame lies."""
 
     originator: int = 0
     originator_incarnation: int = 0

@@ -1,8 +1,8 @@
 """Reliable multicast over a network that loses datagrams (paper 002 §3; errata 002-2, -3, -12, -14, -15).
 
 Every frame for everyone becomes a message of its own. Its originator broadcasts it in ρ+1 copies, η apart. If the
-originator falls silent, a process that has the message takes over. Each process passes a message up once, when the
-first copy arrives, in order of arrival.
+originator stops before the last copy, a process that has the message takes over. Each process passes a message up once,
+when the first copy arrives, in order of arrival.
 
 Sending: `from_above` numbers and broadcasts a message; later copies leave from `wake`.
 Receiving: `from_below` passes up new messages and feeds all copies to the automaton of the message, an `RmcastMessage`
@@ -41,7 +41,7 @@ from unisono.wire.frame import Frame, Kind
 _REPEATED = frozenset({Kind.DATA, Kind.JOIN, Kind.STAMP_REQUEST, Kind.NEW_RATE, Kind.RESERVED})
 """Frames for one member that are repeated. Frames of other kinds are sent once, since their senders repeat them."""
 RULES_MAX = 64
-"""How many pairs of ρ and η have their rules in the cache."""
+"""The cache keeps the rules of at most this many pairs of ρ and η."""
 
 
 class _HeldMessage(RmcastMessage):
@@ -68,7 +68,7 @@ class _RepeatedFrame:
 
 
 class _OriginatorStream:
-    """The messages of one originator in one incarnation."""
+    """The messages that have arrived from one incarnation of an originator."""
 
     __slots__ = ("held", "incarnation_id", "originator", "received")
 
@@ -104,7 +104,7 @@ def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> Ban
 
 
 class Rmcast:
-    """The layer."""
+    """The layer of reliable multicast: broadcasts frames in ρ+1 copies, and takes over for originators that stop."""
 
     name: ClassVar[str] = "rmcast"
     wraps = frozenset({Kind.DATA, Kind.ORDERED, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM}) | _REPEATED
@@ -174,7 +174,7 @@ class Rmcast:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """RMCast(m): number and broadcast a frame for everyone; repeat a frame for one member."""
+        """Number a frame for everyone and broadcast its first copy; send and repeat a frame for one member."""
         if frame.kind is Kind.DATA:
             self._adopt_redundancy(frame.slot)
         rules, lifetime_ns = self._own_rules
@@ -201,7 +201,7 @@ class Rmcast:
             self._schedule(now + self._redundancy.eta_ns, repeat)
 
     def _broadcast(self, now: int, held: _HeldMessage, k: int) -> None:
-        """broadcast(m): send copy k to all other members, with this process as the broadcaster."""
+        """Send copy k of a message to all other members, with this process as the broadcaster."""
         policy = self._policy
         self.down.append(
             Frame(
@@ -225,7 +225,7 @@ class Rmcast:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """receive(m): give a copy to the automaton of its message, and pass up a new message."""
+        """Give a copy that has arrived to the automaton of its message, and pass the message up if it is new."""
         if not isinstance(frame, RmcastCopy):
             self.up.append(frame)
             return
@@ -354,7 +354,7 @@ class Rmcast:
             self._schedule_message(held)
 
     def wake_at(self) -> int | None:
-        """When the next time-out, take-over or broadcast is due, or None."""
+        """When the earliest time-out, take-over or broadcast is due, or None if none is."""
         heap = self._deadlines
         while heap and isinstance(entry := heap[0][2], _HeldMessage) and entry.phase == DONE:
             heappop(heap)

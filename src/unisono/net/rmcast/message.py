@@ -23,11 +23,11 @@ from unisono.model.policy import Redundancy
 from unisono.net.rmcast.timeouts import FOREVER, OmegaRule, omega_rule_of
 
 NEVER = 2**63 - 1
-"""No deadline."""
+"""A deadline that is never reached: there is none."""
 MAXINT = 2**31
 """Larger than any copy number and any member."""
 NO_COPY = -1
-"""Broadcast no copy now."""
+"""Returned by `wake` if no copy is to be broadcast now."""
 
 WAITING = 0
 """Phase: waiting for the first copy, or during η+ω for the next one."""
@@ -60,7 +60,7 @@ class RmcastRules:
 
 
 class RmcastMessage:
-    """The automaton.
+    """The automaton of one message of reliable multicast at one process.
 
     The caller uses `originate` or `on_copy`, and `wake` when `deadline` is reached; `wake` returns the copy to
     broadcast. If a copy arrives at the very instant of the deadline, `on_copy` comes first.
@@ -92,7 +92,10 @@ class RmcastMessage:
         """When to call `wake`, or NEVER."""
 
     def originate(self, now: int) -> int:
-        """RMCast (lines 1 to 4). Returns the copy to broadcast now, copy 0; `wake` returns the others."""
+        """Start the multicast of an own message (paper 002 §3.4, lines 1 to 4).
+
+        Returns the number of the copy to broadcast now, 0; `wake` returns the others.
+        """
         # With max_recd above every copy number, the originator ignores copies of its own message (002-14).
         self.max_recd = MAXINT
         self.leader = self._rules.member
@@ -100,7 +103,7 @@ class RmcastMessage:
         return self._broadcast(now, 0)
 
     def on_copy(self, now: int, k: int, broadcaster: int) -> bool:
-        """Copy k from `broadcaster` arrives (lines 5 to 20). Returns True if the message is new, to be delivered."""
+        """Handle copy k from `broadcaster` (paper 002 §3.4, lines 5 to 20). Returns True if the message is new."""
         recd = self.max_recd
         rules = self._rules
         if rules.enough_broadcasts and recd < MAXINT and self._knows_enough(k, broadcaster):
@@ -139,7 +142,7 @@ class RmcastMessage:
         return False
 
     def wake(self, now: int) -> int:
-        """The deadline is reached (lines 21 to 32). Returns the copy to broadcast now, or NO_COPY."""
+        """Act on the deadline (paper 002 §3.4, lines 21 to 32). Returns the copy to broadcast now, or NO_COPY."""
         phase = self.phase
         if phase == WAITING:
             self.leader = MAXINT

@@ -18,13 +18,13 @@ _STEPS = 1024
 
 
 class OmegaRule(Protocol):
-    """Chooses ω at each copy."""
+    """A rule that chooses ω, the extra wait for the next copy, each time a copy arrives."""
 
     def first_omega(self, k: int) -> int:
-        """ω when the first copy of a message is copy k."""
+        """The ω to use if the first copy of a message that arrives is copy k."""
 
     def next_omega(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
-        """ω for the time-out that copy k sets.
+        """The ω for the time-out that starts when copy k arrives.
 
         The previous ω was `omega`. The first copy was copy `first` and arrived `elapsed_ns` ago. `on_time` is True if
         copy k arrived before the time-out, and False if it arrived during ζ.
@@ -32,7 +32,7 @@ class OmegaRule(Protocol):
 
 
 class HeuristicOmega:
-    """B.2: lengthen ω by k·η if the first copy is copy k, and by η if copy 1 follows copy 0 on time.
+    """Paper 002, B.2: lengthen ω by k·η if the first copy is copy k, and by η if copy 1 follows copy 0 on time.
 
     On time means before the time-out η+ω, as the paper's text says, and not during ζ (002-16).
     """
@@ -51,7 +51,7 @@ class HeuristicOmega:
 
 
 class ExactOmega:
-    """(9) to (11): the largest ω with which all other processes still receive the message within the rest of S."""
+    """Choose the largest ω with which all others still get the message within the time S (paper 002, (9) to (11))."""
 
     def __init__(self, redundancy: Redundancy, relative: RelativeRequirement, members: int) -> None:
         self._redundancy = redundancy
@@ -67,7 +67,10 @@ class ExactOmega:
         return self.largest_omega(k, self._relative.within_ns - elapsed_ns)
 
     def largest_omega(self, k: int, left_ns: int) -> int:
-        """FOREVER if (9) holds, else ω by (11), at least the negotiated ω. Once S is over, the negotiated ω."""
+        """The largest possible ω after copy k, with `left_ns` left of S: at least the negotiated ω.
+
+        FOREVER if (9) of paper 002 holds, else ω by (11). Once S is over, the negotiated ω.
+        """
         if left_ns <= 0:
             return self._redundancy.omega_ns
         key = k, left_ns // self._step_ns
@@ -97,12 +100,15 @@ class ExactOmega:
         return (1 - missed) ** self._others >= self._relative.success
 
     def missed_from_originator(self, k: int, left_ns: int) -> float:
-        """g_k(S): the probability that a given process receives none of the copies 0 to k in time (5)."""
+        """The probability that a given process receives none of copies 0 to k in time: g_k(S), paper 002, (5)."""
         eta, not_arrived = self._redundancy.eta_ns, self._relative.not_arrived_probability
         return prod(not_arrived(left_ns + m * eta) for m in range(k + 1))
 
     def missed_from_this_process(self, k: int, left_ns: int, omega: int) -> float:
-        """g̃_k(S): the same for the copies k to ρ of this process (6); 1 at k = ρ by definition (002-4)."""
+        """The probability that a given process receives none of this process's copies k to ρ in time.
+
+        This is g̃_k(S), paper 002, (6); it is 1 at k = ρ by definition (erratum 002-4).
+        """
         rho, eta, not_arrived = self._redundancy.rho, self._redundancy.eta_ns, self._relative.not_arrived_probability
         if k >= rho:
             return 1.0
@@ -110,7 +116,7 @@ class ExactOmega:
 
 
 def omega_rule_of(redundancy: Redundancy, members: int) -> OmegaRule | None:
-    """The rule for a redundancy; None if ω is fixed."""
+    """The rule that chooses ω for a redundancy; None if ω is fixed."""
     if redundancy.relative is not None:
         return ExactOmega(redundancy, redundancy.relative, members)
     return HeuristicOmega(redundancy) if redundancy.adaptive in ("heuristic", "counting") else None

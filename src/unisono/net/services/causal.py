@@ -34,7 +34,7 @@ class _WaitingFrame:
 
 
 class Causal(Service):
-    """The layer. Its members are those that the group started with."""
+    """The layer that delivers in causal order. Its members are those that the group started with."""
 
     name: ClassVar[str] = "causal"
     opens = frozenset({Kind.CAUSAL})

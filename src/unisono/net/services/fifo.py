@@ -20,7 +20,7 @@ WAITING_MAX = 1 << 14
 
 
 class _FifoStream:
-    """The frames of one sender in one incarnation."""
+    """The frames that have arrived from one incarnation of a sender."""
 
     __slots__ = ("incarnation_id", "next_sequence", "waiting", "waiting_since")
 
@@ -33,7 +33,7 @@ class _FifoStream:
 
 
 class Fifo(Service):
-    """The layer."""
+    """The layer that passes up each sender's frames in the order in which they were sent."""
 
     name: ClassVar[str] = "fifo"
     opens = frozenset({Kind.FIFO})

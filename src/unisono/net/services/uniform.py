@@ -43,7 +43,10 @@ MESSAGE, HAVE, HAVE_REQUEST = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """The messages of one sender that a member has: below `floor` all but `lost`, of the next 64 those in `mask`."""
+    """The messages of one sender that a member has.
+
+    It has all messages numbered below `floor` except `lost`, and of the next 64 those whose bit in `mask` is set.
+    """
 
     floor: int
     mask: int
@@ -100,7 +103,7 @@ class _WaitingMessage:
 
 
 class UniformDelivery(Service):
-    """The layer."""
+    """The layer that delivers a message only when enough members are known to have it."""
 
     name: ClassVar[str] = "uniform"
     opens = frozenset({Kind.UNIFORM})
@@ -142,7 +145,7 @@ class UniformDelivery(Service):
         self._add_waiting(now, self._policy.member, number, frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """Handle a message or a HAVE."""
+        """Handle a message, or a HAVE in which a peer reports the messages that it has."""
         if not isinstance(frame, Nested):
             self.up.append(frame)
         elif frame.number == MESSAGE:
@@ -277,7 +280,7 @@ class UniformDelivery(Service):
         self._send_have_at = now + self._redundancy.eta_ns if self._repeats_left or self._waiting else None
 
     def wake_at(self) -> int | None:
-        """When the next HAVE is due, or a message expires or is lost."""
+        """The earliest time at which a HAVE is due or a message expires or counts as lost; None if there is none."""
         times = [] if self._send_have_at is None else [self._send_have_at]
         if self._waiting:
             times.append(self._waiting[0].waiting_since + 2 * self._message_lifetime_ns)

@@ -43,13 +43,13 @@ CANDIDATE_LENGTHS_NS = tuple(int(500_000 * 2 ** (step / 2)) for step in range(18
 
 
 class Mechanism(Protocol[Setting]):
-    """One mechanism and its settings."""
+    """A mechanism that adaptation can adjust: its settings, their cost, and whether they keep a promise."""
 
     def keeps_promise(self, setting: Setting, estimate: Estimate) -> bool:
         """Whether this setting keeps the promise on the estimated network."""
 
     def cost(self, setting: Setting) -> float:
-        """The cost: datagrams sent per datagram, or per second."""
+        """The cost of a setting, to compare settings: datagrams sent per datagram, or per second."""
 
     def settings(self, estimate: Estimate | None = None) -> Iterator[Setting]:
         """All settings to try, cheapest first; with an estimate, only those that make sense on that network."""
@@ -65,7 +65,7 @@ class Mechanism(Protocol[Setting]):
 
 
 def cheapest(mechanism: Mechanism[Setting], estimate: Estimate) -> Setting | None:
-    """The first setting that keeps the promise."""
+    """The cheapest setting of a mechanism that keeps the promise on the estimated network; None if none does."""
     return next(
         (setting for setting in mechanism.settings(estimate) if mechanism.keeps_promise(setting, estimate)), None
     )
@@ -73,7 +73,7 @@ def cheapest(mechanism: Mechanism[Setting], estimate: Estimate) -> Setting | Non
 
 @dataclass(frozen=True, slots=True)
 class RedundancyMechanism:
-    """ρ, η and ω of reliable multicast; the promise: all members have a message within D with probability R."""
+    """Adjusts ρ, η and ω of reliable multicast. The promise: with probability R all members get a message in time D."""
 
     members: int
     promise: Target
@@ -81,7 +81,7 @@ class RedundancyMechanism:
     """ω as a multiple of η."""
     rho_most: int = RHO_MOST
     declared: Redundancy | None = None
-    """The declared values, used for ρ or η if it may not be changed."""
+    """The declared redundancy. Its ρ or η is used if adaptation may not change that value."""
     may_change_rho: bool = True
     may_change_eta: bool = True
 
@@ -148,7 +148,7 @@ class RedundancyMechanism:
 
 @dataclass(frozen=True, slots=True)
 class FecMechanism:
-    """The number a of redundant shares in forward error correction; the promise limits the frames that stay lost."""
+    """Adjusts the redundant shares of forward error correction. The promise limits the frames that stay lost."""
 
     originals: int
     residual_loss_max: float
@@ -179,7 +179,7 @@ class FecMechanism:
 
 @dataclass(frozen=True, slots=True)
 class SlotLengthMechanism:
-    """The slot length Θ; the promise is a latency, of which the network's delay and the clocks use up a part."""
+    """Adjusts the slot length Θ. The promise is a latency, of which the network and the clocks use up a part."""
 
     promise: Target
     timing: Timing
@@ -189,7 +189,7 @@ class SlotLengthMechanism:
     """How many times Γ occurs in the order's bound."""
 
     def _bound_ns(self, setting: int, estimate: Estimate) -> int:
-        """The order's bound with the measured Δ and Γ."""
+        """The order's latency bound with this slot length and the measured Δ and Γ."""
         return estimate.delay_model.quantile(self.promise.share) + self.gamma_count * estimate.gamma_ns + setting
 
     def keeps_promise(self, setting: int, estimate: Estimate) -> bool:
@@ -222,7 +222,7 @@ HALVE_WAIT_AFTER_WAITS = 64
 
 @dataclass(frozen=True, slots=True)
 class SettingChange(Generic[Setting]):
-    """A new setting to request, and why."""
+    """A controller's decision: the new setting to request, and the reason."""
 
     setting: Setting
     raised: bool
@@ -355,7 +355,7 @@ class Adapter:
         window_ns = min(sla.window_ns for sla in checked_slas)
         self._estimator = Estimator(network_observer, window_ns, len(policy.view.members))
         self._controllers: dict[str, Controller[Any]] = {}
-        """By the layer whose settings are adapted."""
+        """The controller of each layer whose settings are adapted, by the layer's name."""
         for setting in slas.adaptable_settings:
             layer, mechanism, current = self._mechanism_for(setting, slas)
             if layer not in self._controllers:
@@ -386,7 +386,9 @@ class Adapter:
                 )
             adapted = REDUNDANCY_SETTINGS.intersection(slas.adaptable_settings)
             if "omega" in adapted and "eta" not in adapted:
-                raise slas.error("adaptation.knobs", "omega follows eta, so eta must be among the knobs too")
+                raise slas.error(
+                    "adaptation.knobs", "omega follows eta, so adapting omega needs eta among the knobs too; add eta"
+                )
             redundancy = RedundancyMechanism(
                 members=len(policy.view.members),
                 promise=Target(slas.reliability, policy.timing.delta_ns),
@@ -491,7 +493,7 @@ class Adapter:
         return settings
 
     def on_view(self, now: int, members: Sequence[int]) -> None:
-        """The members of the group have changed."""
+        """Record the members of the group, which have changed."""
         for member in self._requests:
             if member in members:
                 self._departed_since_ns.pop(member, None)

@@ -21,7 +21,7 @@ MIN_DATAGRAMS = 30
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The network in one period: loss, delays, the longest run of losses, and the largest clock difference."""
+    """An estimate of the network in one period: loss, delays, longest run of losses, largest clock difference."""
 
     loss: float
     delays: Histogram = field(compare=False)
@@ -44,7 +44,7 @@ class Estimate:
         return self if self.certain_loss is None else replace(self, loss=self.certain_loss)
 
     def with_margin(self, margin: float) -> Estimate:
-        """A network that is worse by this fraction."""
+        """The estimate of a network that is worse by the fraction `margin`."""
         return replace(
             self, loss=min(self.loss * (1 + margin), 0.999), delay_model=ScaledDelay(self.delay_model, 1 + margin)
         )
@@ -59,7 +59,7 @@ class Estimate:
 
 
 class Estimator:
-    """Collects rows into periods that start at multiples of their length."""
+    """Collects metric rows into periods, which start at multiples of their length; one estimate per period."""
 
     def __init__(self, layer: str, period_ns: int, members: int = 0) -> None:
         """`layer` is the layer directly above the network; `members` is the size of the group."""
@@ -84,18 +84,18 @@ class Estimator:
 
 @dataclass(slots=True)
 class LinkTally:
-    """The totals of one link."""
+    """The totals of the metric rows of one link: datagrams, losses and delays."""
 
     lost: float = 0.0
     datagrams: int = 0
-    """How many datagrams `lost` is out of."""
+    """The number of datagrams among which `lost` were lost."""
     loss_burst: int = 0
     delays: Histogram = field(default_factory=Histogram)
     jitter_ns: float | None = None
     gamma_ns: float | None = None
 
     def add_row(self, row: MetricRow) -> None:
-        """Add a row."""
+        """Add a metric row of this link to the totals."""
         metric = row.metric
         if metric == "loss":
             self.lost += row.value * row.count

@@ -23,7 +23,7 @@ def capacity_bytes_per_s(text: str | int) -> int:
         raise InvalidOption("capacity", f"expected a rate such as '100Mbit/s' or '12MB/s', not {text!r}")
     amount = int(Fraction(match[1]) * _SCALE[match[2]] / (8 if match[3] == "bit" else 1))
     if amount == 0:
-        raise InvalidOption("capacity", f"{text!r} is less than one byte per second")
+        raise InvalidOption("capacity", f"expected at least one byte per second, not {text!r}")
     return amount
 
 

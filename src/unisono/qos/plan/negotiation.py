@@ -33,7 +33,7 @@ DELAY_FACTOR_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A share of all multicasts and the time within which they arrive; without a time, eventually."""
+    """A share of all multicasts and the time within which they must arrive. Without a time they arrive eventually."""
 
     share: float
     within_ns: int | None = None
@@ -101,7 +101,7 @@ class Guarantee:
 
 
 class QosLayer(Protocol):
-    """The QoS side of a service above RMCast (qos_i of Figure 2)."""
+    """How a layer above RMCast takes part in negotiation (paper 002, figure 2: qos_i)."""
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class WorstNetwork:
     """The largest factor for all delays at the given loss; None if even a thousandth of the delays is too long."""
 
     def text(self, network: NetworkModel) -> str:
-        """In words, compared with the given network."""
+        """The worst networks in words, compared with the given network."""
         at_loss = f"a loss of at most {self.loss:.4g}" if self.loss is not None else "not even a lossless network"
         if self.delay_factor is None:
             at_delay = f"with loss {network.loss:.4g}, no delay is short enough"
@@ -373,7 +373,7 @@ def _counter_offer(
 
 
 def _latency_alternatives(environment: Environment, tried: list[Redundancy], target: Target) -> list[Guarantee]:
-    """The best share within the required D, and the shortest D for the required share."""
+    """What the tried settings guarantee instead: the best share within the required time D, and the shortest D."""
     members, network, within_ns = environment.members, environment.network, target.within_ns
 
     def reached_share(setting: Redundancy) -> float:
@@ -392,7 +392,7 @@ def _latency_alternatives(environment: Environment, tried: list[Redundancy], tar
 def _relative_alternatives(
     environment: Environment, tried: list[Redundancy], requirement: Requirement
 ) -> list[Guarantee]:
-    """The shortest S for the required U."""
+    """What the tried settings guarantee instead: the shortest time S in which the required share U is reached."""
     members, network, relative = environment.members, environment.network, requirement.relative
     if relative is None:
         return []

@@ -1,4 +1,4 @@
-"""Orders over RMCast: the order's own formula, with Δ = the D at which r_D reaches the required reliability.
+"""Offers of orders over RMCast: the order's formula, with Δ = the time D that RMCast meets with the reliability.
 
 An order relies on a hard Δ. Over RMCast, Δ is a quantile: a multicast reaches all members within D with probability
 r_D. Downwards, the deadline minus the time that the order itself takes is the D required of RMCast, with the required
@@ -46,12 +46,12 @@ class OrderQos:
     resends: bool = False
 
     def bound_ns(self, delta_ns: int) -> int:
-        """The order's latency bound with this Δ."""
+        """The order's latency bound if Δ is `delta_ns`."""
         timing = replace(self.ask.timing, delta_ns=delta_ns)
         return self.offer(replace(self.ask, timing=timing)).latency_bound_ns
 
     def needs(self, requirement: Requirement) -> Requirement | None:
-        """The Δ that the deadline leaves for each multicast."""
+        """What RMCast must guarantee: the Δ that the deadline leaves for each multicast. None if nothing is left."""
         if requirement.latency is None:
             return requirement
         share, within_ns = requirement.latency.share ** (1 / self.hops), requirement.latency.within_ns
@@ -126,7 +126,7 @@ def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tu
 
 
 def _offer_from_counter_offer(layer: OrderQos, answer: CounterOffer, walk: tuple[str, ...]) -> Offer:
-    """The nearest alternative, marked as infeasible."""
+    """An offer that is marked as infeasible and names the nearest guarantee that is possible."""
     instead = [offer.latency for offer in answer.alternatives if offer.latency and offer.latency.within_ns is not None]
     nearest = instead[-1] if instead else None
     offer = layer.offer(layer.ask)

@@ -36,18 +36,18 @@ class Candidate:
     hops: Callable[[int], int]
     """A function of the number of members. Orders that never skip a member depend on a datagram from each member."""
     resends: bool = True
-    """Whether it retransmits lost messages."""
+    """Whether the order retransmits lost messages."""
     network_only: bool = False
     """Whether it is planned only directly on the network, not over RMCast."""
 
     @property
     def fec_possible(self) -> bool:
-        """Whether it can run over forward error correction."""
+        """Whether the order can run over forward error correction."""
         return "fec" in CAPABILITIES[self.order].options
 
     @property
     def can_be_final(self) -> bool:
-        """Whether its deliveries can become final."""
+        """Whether the deliveries of the order can become final."""
         return "grades" in CAPABILITIES[self.order].options
 
     def offer_in_grades(self, ask: Ask) -> Offer:
@@ -86,7 +86,7 @@ class Plan:
 
 
 def lower_bound_ns(ask: Ask) -> int:
-    """Theorem 4: a gap-free order that tolerates f crashes cannot guarantee a latency below (f+1)Δ."""
+    """(f+1)Δ: a gap-free order that tolerates f crashes guarantees no lower latency (paper 000, Theorem 4)."""
     return (ask.failures + 1) * ask.timing.delta_ns if ask.reliable else 0
 
 
@@ -176,4 +176,4 @@ def _refusal(ask: Ask, candidates: list[Offer]) -> str:
     if ask.deadline_ns is not None and all(c.latency_bound_ns > ask.deadline_ns for c in candidates):
         best = min(candidates, key=lambda offer: offer.latency_bound_ns)
         return f"the lowest bound is {duration_text(best.latency_bound_ns)}, by {best.order}"
-    return "no candidate fits; each states why"
+    return "no order fits; each offer states why"

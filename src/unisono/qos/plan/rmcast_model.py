@@ -51,7 +51,7 @@ class NetworkModel:
 
 
 def not_arrived_probability(network: NetworkModel, x_ns: int) -> float:
-    """(1): h(x), the probability that a datagram does not arrive within x."""
+    """The probability that a datagram does not arrive within x after it was sent: h(x), paper 002, (1)."""
     if x_ns <= 0:
         return 1.0
     return network.loss + (1 - network.loss) * (1 - network.delay.cdf(x_ns))
@@ -77,12 +77,12 @@ def all_reached_probability(network: NetworkModel, destinations: int, missed_by_
 
 
 def miss_probability(network: NetworkModel, redundancy: Redundancy, d_ns: int) -> float:
-    """(3): g_D, the probability that one destination gets none of the originator's ρ+1 copies within D."""
+    """The probability that one destination gets no copy of the originator within D: g_D, paper 002, (3)."""
     return none_arrived_probability(network, [d_ns - k * redundancy.eta_ns for k in range(redundancy.rho + 1)])
 
 
 def reach_probability(members: int, network: NetworkModel, redundancy: Redundancy, d_ns: int) -> float:
-    """(4): r_D, the probability that every destination has a copy within D."""
+    """The probability that every destination has a copy within D: r_D, paper 002, (4)."""
     return all_reached_probability(network, members - 1, miss_probability(network, redundancy, d_ns))
 
 
@@ -124,14 +124,14 @@ def reach_probability_after_copy(
 
 
 def reach_probability_after_first(members: int, network: NetworkModel, redundancy: Redundancy, s_ns: int) -> float:
-    """(8): u_S, the smallest of the u_k(S)."""
+    """The probability that all have the message within S of the first delivery: u_S, paper 002, (8)."""
     return min(reach_probability_after_copy(members, network, redundancy, k, s_ns) for k in range(redundancy.rho + 1))
 
 
 def needs_no_takeover(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> bool:
-    """(9): whether u_k(S) reaches U even if the receiver of copy k never takes over."""
+    """Whether u_k(S) reaches the share U even if the receiver of copy k never takes over (paper 002, (9))."""
     return (
         all_reached_probability(network, max(members - 2, 0), miss_probability_of_started(network, redundancy, k, s_ns))
         >= share
@@ -141,7 +141,7 @@ def needs_no_takeover(
 def meets_requirement(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> bool:
-    """(10): whether u_k(S) reaches U with this ω."""
+    """Whether u_k(S) reaches the required share U with the ω of this redundancy (paper 002, (10))."""
     return reach_probability_after_copy(members, network, redundancy, k, s_ns) >= share
 
 
@@ -252,7 +252,7 @@ class CrashModel:
 
 
 def crash_within(tau_ns: int, mttf_ns: int) -> float:
-    """(12): v, the probability that a process crashes before its time-out τ."""
+    """The probability that a process crashes before its time-out τ: v, paper 002, (12)."""
     return -expm1(-tau_ns / mttf_ns)
 
 
@@ -282,7 +282,10 @@ def agreement_failure_extended(members: int, loss: float, v: float, beta: float)
 def _recursion(
     members: int, loss: float, beta: float, after: Callable[[int, int, Callable[[int], float]], float]
 ) -> float:
-    """The recursion of both forms; `after` is the probability of failure once j of n processes have the message."""
+    """Compute f_n, the probability that agreement fails, by recursion over the number of processes.
+
+    `after` is the probability of failure once j of n processes have the message.
+    """
     known = [0.0, 0.0, 0.0]
     for n in range(3, members + 1):
         then = [after(j, n, known.__getitem__) for j in range(1, n)]

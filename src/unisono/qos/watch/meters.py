@@ -184,7 +184,7 @@ class LinkMeter:
         return self._silence_ns
 
     def jitter_ns(self) -> int:
-        """The jitter: a running mean."""
+        """The jitter of the link: a running mean of the change in transit time."""
         self._process_timings()
         return self._jitter_16 >> 4
 
@@ -252,7 +252,7 @@ class FrameMeter:
         self._due = self._missing = 0
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame arrived."""
+        """Count a frame that has arrived."""
         if frame.incarnation != self._incarnation:
             if frame.incarnation < self._incarnation:
                 return
@@ -291,7 +291,7 @@ class FrameMeter:
 
 
 class MetricWindow:
-    """Builds the rows of one window."""
+    """Builds the metric rows of one window."""
 
     def __init__(self, start_ns: int, length_ns: int) -> None:
         self.rows: list[MetricRow] = []
@@ -315,7 +315,7 @@ class MetricWindow:
 
 
 class Monitor:
-    """The collectors of one member's stack."""
+    """Holds the metric collectors of one member's stack; the stack reports all traffic between layers to it."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class Monitor:
         self._slotted = policy.order == "vbr"
         self._start_ns: int | None = None
         self.window_end_ns = 0
-        """End of the current window."""
+        """The end of the current window of metrics."""
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._links: dict[int, LinkMeter] = {}
         # Copies of a reliable multicast are few and carry no end-of-slot marks, so all of them are timed.

@@ -72,7 +72,7 @@ class AdaptableStack(Protocol):
 
 
 class QosObserver:
-    """Observes one stack."""
+    """Observes one member's stack: collects metrics, evaluates SLAs, reports violations and adapts settings."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class QosObserver:
         """When to call `wake` next."""
         self.dropped = 0
         self.latest: tuple[MetricRow, ...] = ()
-        """The rows of the last interval."""
+        """The metric rows of the last collecting interval."""
         window_ns = WINDOW_NS if slas is None else slas.collect_interval_ns
         slots = None if stack is None else lambda: stack.grid
         self.monitor = Monitor(policy, layers, skew, window_ns, slots)

@@ -1,6 +1,6 @@
 """Evaluation of service level agreements and detection of violations (paper 002 §2.4, §4).
 
-`evaluate` compares one window of metric rows with an SLA. The result is a `Finding`: held, violated, or unknown if
+`evaluate` compares one window of metric rows with an SLA. The result is a `Finding`: kept, violated, or unknown if
 there are too few observations. The rows may come from one member or from all members of a group.
 
 `MemberEvaluation` does this for one running member. `GroupEvaluation` does it for a whole group, for the measurement
@@ -270,12 +270,12 @@ class _PendingRows:
     first_window: int | None = None
     """The first window that is not evaluated."""
     rows: dict[int, dict[int, list[MetricRow]]] = field(default_factory=dict)
-    """By window and member."""
+    """The metric rows of each window, by window and member."""
     last_bucket: tuple[int, int, list[MetricRow]] = field(default_factory=lambda: (-1, -1, []))
     """Window, member and row list of the last added row; the next row usually goes to the same list."""
 
     def add(self, member: int, row: MetricRow) -> bool:
-        """Add a row. Returns False if its window is already evaluated."""
+        """Add a metric row. Returns False if the window of the row is already evaluated."""
         window = row.window_start_ns // self.window_ns
         last_window, last_member, rows = self.last_bucket
         if window != last_window or member != last_member:
@@ -398,7 +398,7 @@ class GroupEvaluation:
                 self._progress[member] = incarnation, until, all_read
 
     def _name_order(self, order: str) -> None:
-        """Set the layer that SLAs mean by `order`."""
+        """Set the layer that SLAs mean by the name `order`."""
         self._order = order
         if order:
             named = [_with_order_name(sla, order) for sla in self.slas]
@@ -420,7 +420,7 @@ class GroupEvaluation:
         )
 
     def evaluate(self) -> EvaluationResult:
-        """Evaluate the windows that are over."""
+        """Evaluate the windows that all members have passed, and return findings, verdicts and estimates."""
         if not self._progress or not self._order:
             return EvaluationResult(late=self.late)
         horizon_ns = self._horizon_ns()

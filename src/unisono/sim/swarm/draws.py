@@ -1,4 +1,4 @@
-"""Random parts of scenarios that several swarms draw."""
+"""Functions that draw random parts of scenarios: clocks, duplication and reordering. Several swarms use them."""
 
 from __future__ import annotations
 

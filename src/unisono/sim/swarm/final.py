@@ -20,7 +20,7 @@ QUIET_PERIOD_NS = 300 * NS_PER_MS
 
 
 def finals(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """The random scenario with final deliveries over the VBR order, for a seed."""
     chance = RandomStreams(seed).stream("finals")
     members = tuple(range(1, random_choice(chance, (3, 3, 4, 5)) + 1))
     theta = random_choice(chance, (5, 10)) * NS_PER_MS

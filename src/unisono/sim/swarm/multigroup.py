@@ -33,7 +33,7 @@ TOPOLOGY_CHANGE_PROBABILITY = 0.4
 
 
 def groups_scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """The random scenario with several groups, for a seed."""
     chance = RandomStreams(seed).stream("groups")
     large = random_bool(chance, LARGE_PROBABILITY)
     count = (

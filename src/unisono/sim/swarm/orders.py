@@ -41,7 +41,7 @@ FORMING_NS = 8 * NS_PER_MS
 
 
 def any_order(seed: int) -> Scenario:
-    """The scenario of a seed; consecutive seeds have different kinds."""
+    """The random scenario for a seed; consecutive seeds have scenarios of different orders."""
     kind = KINDS[seed % len(KINDS)]
     return _SCENARIO_BUILDERS[kind](RandomStreams(seed).stream("any order"), seed)
 
@@ -164,7 +164,7 @@ def _formed_ns(timing: Timing, steps: list[ScenarioStep]) -> int:
 
 
 def _cbr(chance: Random, seed: int) -> Scenario:
-    """Cycles last a second, so these runs last some seconds, at rates low enough to keep them quick."""
+    """A scenario of the CBR order. Its cycles last a second, so it runs for some seconds, at low rates."""
     members, theta = _members(chance), random_choice(chance, (5 * NS_PER_MS, 7_777_777))
     delta = random_choice(chance, (0, 10 * NS_PER_MS, random_below(chance, 300 * NS_PER_MS)))
     timing = Timing(delta, 2 * random_choice(chance, (0, NS_PER_MS, random_below(chance, 20 * NS_PER_MS))), theta)
