@@ -31,10 +31,13 @@ class ReservationRefused(UnisonoError):
 
 
 class Infeasible(UnisonoError):
-    """The requested quality of service is impossible; `offered_ns` is the best possible bound."""
+    """The requested deadline cannot be met; `offered_ns` is the smallest latency bound that is possible."""
 
     def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, alternative: str = "") -> None:
-        """`alternative` describes the best offer in words, if a bound alone does not describe it."""
+        """`arithmetic` is the calculation in words.
+
+        `alternative` is the best offer in words, if it is more than a bound.
+        """
         offered = alternative or f"{offered_ns / 1e6:g} ms"
         super().__init__(
             f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; the best offer is {offered}"
@@ -80,7 +83,7 @@ class FormationTimeout(UnisonoError, TimeoutError):
 
 
 class GroupClosed(UnisonoError):
-    """This member has left the group, or its driver has stopped."""
+    """The group cannot be used any more: this member has left it or has stopped."""
 
 
 class StorageError(UnisonoError):

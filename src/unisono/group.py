@@ -258,7 +258,8 @@ class Group:
         self._link_share = link_share
         self._opened_batch: Batch | None = None
         self._remaining_deliveries: deque[Delivery] = deque()
-        """Deliveries of `_opened_batch` not yielded yet: the application may stop its iteration at any time."""
+        """The deliveries of `_opened_batch` that no iteration has yielded yet, because the application may stop at any
+        time."""
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -332,7 +333,7 @@ class Group:
                 yield event
 
     async def consume(self) -> Delivery:
-        """In the priority order: deliver the next message. Iterating over the group does the same.
+        """Take the next message from the queue of the priority order, which delivers it. An iteration does the same.
 
         Wait while the queue is empty or its first message is locked. Other events stay in the queue for an iteration.
         """
@@ -343,7 +344,7 @@ class Group:
         return batch.deliveries()[0]
 
     def _remaining_batch(self) -> Batch | None:
-        """The rest of the batch that an unfinished iteration has opened."""
+        """The deliveries of a batch that an unfinished iteration has not yielded yet; None if there are none."""
         opened, rest = self._opened_batch, self._remaining_deliveries
         if opened is None or not rest:
             return None
@@ -364,7 +365,7 @@ class Group:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The members of this member's current view."""
+        """The members of the group, in this member's current view."""
         return self._driver.view.members
 
     @property
@@ -373,7 +374,7 @@ class Group:
         return self._stack.bound_ns()
 
     def stats(self) -> Stats:
-        """The measurements so far."""
+        """This member's measurements of itself and of the network, so far."""
         driver, stack = self._driver, self._stack
         return Stats(
             sent=driver.sent,
@@ -398,7 +399,7 @@ class Group:
         return () if observer is None else observer.latest
 
     def on_sla(self, sla: str, listener: Listener) -> None:
-        """Call `listener` with each SlaViolation and SlaCleared of one agreement."""
+        """Call `listener` with each SlaViolation and SlaCleared of the service level agreement named `sla`."""
         observer = self._driver.qos_observer
         if observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
@@ -436,15 +437,15 @@ class Group:
             driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
 
     def _refused_datagrams_text(self) -> str:
-        """The refused datagrams by reason: peers may have another group name, version or slot length."""
+        """A text with the number of refused datagrams by reason. It helps to find peers with other options."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
     async def leave(self) -> bool:
         """Leave the group after all accepted messages are sent. A second call does nothing.
 
-        Return False if this member gave up waiting for departed or silent peers: then it did not deliver their last
-        messages.
+        Return False if this member gave up waiting for departed or unresponsive peers: then it did not deliver their
+        last messages.
         """
         driver = self._driver
         if driver.closed:

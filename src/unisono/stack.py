@@ -58,11 +58,11 @@ _FINAL = Grade.FINAL  # read once: reading a member of an enumeration is slow, a
 
 
 class DurableOrder(Protocol):
-    """An order that keeps records on stable storage. `flush` processes its input in batches."""
+    """An order that keeps records on stable storage."""
 
     down: list[Frame]
     writes: list[Write]
-    """Records to persist before `down` and the events may be released."""
+    """Records that must be on stable storage before the frames in `down` and the events may leave the stack."""
     has_pending_input: bool
     now: int
 
@@ -82,11 +82,11 @@ class DeliveryCheck:
     def __init__(self, member: int) -> None:
         self._member = member
         self._next_index = 0
-        """The index of the next early delivery, or of any delivery where each message is delivered once."""
+        """The index that the next early delivery must have, or the next delivery if each message is delivered once."""
         self._next_final = 0
 
     def check(self, events: Sequence[StackEvent]) -> None:
-        """The indices of a member's deliveries are consecutive."""
+        """Raise InvariantViolated unless the indices of this member's deliveries are consecutive."""
         for event in events:
             if isinstance(event, Batch):
                 if event.grade is _FINAL:
@@ -103,7 +103,7 @@ class DeliveryCheck:
 
 
 class Stack:
-    """One member's order and layers."""
+    """The stack of one member: its order and the layers under it, without sockets, clocks or threads."""
 
     def __init__(self, policy: Policy, order: Order, layers: Sequence[Layer], clock_check: ClockCheck) -> None:
         self.policy = policy
@@ -112,17 +112,17 @@ class Stack:
         self.delays = Histogram()
         """One-way delays of end-of-slot marks, which deliveries wait for; they include the difference of the clocks."""
         self._layers = tuple(layers)
-        """From the order down to the network."""
+        """The layers under the order, from the order down to the network."""
         self._layer_names = tuple(layer.name for layer in layers)
         self.observer: Observer | None = None
-        """Collects metrics, if the application asked for them."""
+        """Collects metrics and evaluates agreements; None if the application asked for neither."""
         self._serial = self._now = 0
         self._group_destinations = tuple(member for member in policy.view.members if member != policy.member)
         """The members that a datagram to the whole group goes to."""
         self._out: list[Frame] = []
         """Frames that leave with the next step."""
         self._receivers = {kind: self._receiver_of(kind, len(self._layers)) for kind in Kind}
-        """By kind, the layer or order that receives a frame from the network."""
+        """For each kind of frame, the layer or the order that gets such a frame first when it arrives."""
         self._group = group_key(policy.group)
         layer_kinds = frozenset(kind for layer in self._layers for kind in layer.opens)
         self.door = Door(self._group, policy.member, policy.view.members, layer_kinds)
@@ -228,7 +228,7 @@ class Stack:
         return frame
 
     def wake(self, now: int) -> None:
-        """Let the order, the layers and the observer do what is due at `now`."""
+        """Let the order, the layers and the observer do everything that is due at the clock reading `now`."""
         self._now = now
         self.clock_check.record_own_lateness(now)
         self.order.wake(now)
@@ -455,7 +455,7 @@ class Stack:
                 self._out.append(frame)
 
     def _receiver_of(self, kind: Kind, position: int) -> Layer | Order:
-        """The receiver of a frame of this kind from the layer at `position`: a layer above it, or the order."""
+        """The layer above `position` that opens frames of this kind; the order if no layer does."""
         for layer in reversed(self._layers[:position]):
             if kind in layer.opens:
                 return layer
@@ -498,7 +498,7 @@ class Stack:
         return self._priority_order is not None
 
     def queued(self) -> int:
-        """How many messages wait to be pulled, locked or not."""
+        """How many messages wait until the application pulls them with `consume`, locked or not."""
         return 0 if self._priority_order is None else len(self._priority_order.insertion.queue)
 
     def consumable(self) -> bool:
@@ -516,7 +516,7 @@ class Stack:
         return self.order.by_multicast()
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer has declared; None if it has declared none yet."""
+        """The rate that a peer has declared; None if this member does not know it yet."""
         return self.order.peer_rate(peer)
 
     @property
@@ -526,11 +526,11 @@ class Stack:
 
     @property
     def grid(self) -> SlotGrid:
-        """The slots as this member knows them."""
+        """The slot schedule as this member knows it."""
         return self._declared_grid if self._slot_order is None else self._slot_order.grid
 
     def slot_of(self, local_ns: int) -> int:
-        """The slot of a local clock reading."""
+        """The slot at a reading of the local clock."""
         return self.grid.slot_of(local_ns)
 
     @property
@@ -545,11 +545,11 @@ class Stack:
 
     @property
     def clock_differences(self) -> ClockCheck:
-        """The measured clock differences, for an observer."""
+        """The layer that measures the differences between this member's clock and those of its peers."""
         return self.clock_check
 
     def counters(self) -> dict[str, int]:
-        """The counters of the layers, by "layer.name"; in some orders also those of the order."""
+        """The counters of the layers, by names such as "fec.recovered"; in some orders also those of the order."""
         found = {f"{layer.name}.{name}": n for layer in self._layers for name, n in layer.counters().items()}
         if self._priority_order is not None:
             found[f"{self.policy.order}.queued"] = self.queued()
@@ -617,7 +617,7 @@ _SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform"
 
 
 def build(policy: Policy, reserver: Reserver | None = None, stored_records: StoredRecords | None = None) -> Stack:
-    """The stack for a policy; raises ReservationRefused if the network has no room for its rate.
+    """Build the stack for a policy; raises ReservationRefused if the network has no room for its rate.
 
     `stored_records` are the records that a durable order wrote in earlier incarnations. Without them, it stores none.
     """

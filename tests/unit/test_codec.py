@@ -204,7 +204,7 @@ def test_parts_end_where_their_counts_say() -> None:
 def test_a_specification_with_a_mistake_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="gaps"):
         choice("step", Gapped)
-    with pytest.raises(TypeError, match="fixed size come before"):
+    with pytest.raises(TypeError, match="put all fields of fixed size first"):
         Spec(Pair, Bytes("first"), u8("second"))
     assert Spec(Pair, u16("first"), Bytes("second")).size == 2
 

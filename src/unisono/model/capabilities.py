@@ -18,47 +18,50 @@ OPTION_DEFAULTS: Final = {
     "grades": "early",
     "multigroup": None,
 }
-"""The options that some orders do not honour, with their defaults, which request nothing."""
+"""The options that only some orders support, each with its default. The default means that the option is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What one order can do."""
+    """The features of one order: what it promises, what it needs and which options it supports."""
 
     options: frozenset[str] = frozenset()
-    """The options of `OPTION_DEFAULTS` that it honours; all others are refused."""
+    """The options of `OPTION_DEFAULTS` that the order supports; `check_options` refuses all others."""
     total_order: bool = True
-    """All members deliver in one order. The services over reliable multicast (paper 002 §2.2) do not."""
+    """Whether all members deliver in one order. The services over reliable multicast (paper 002 §2.2) do not."""
     services: tuple[str, ...] = ()
-    """Without a total order: the layers above reliable multicast, from the top down."""
+    """For a service without a total order: the names of its layers above reliable multicast, from the top down."""
     checks: tuple[str, ...] = ()
-    """Without a total order: the checks that judge its promises, beside integrity and latency."""
+    """For a service without a total order: the checks of its promises, beside integrity and latency."""
     durable: bool = False
-    """Keeps records on stable storage and recovers from them."""
+    """Whether a member keeps records on stable storage and recovers from them after a restart."""
     by_clock: bool = False
-    """Relies on synchronised clocks, and therefore reports clocks that differ by more than Γ."""
+    """Whether the order relies on synchronised clocks. If it does, members report clocks that differ by more than Γ."""
     slotted: bool = False
-    """Delivers by slot and sender. Its deliveries can be made final by agreement on what each slot contains."""
+    """Whether the order delivers slot by slot and, within a slot, sender by sender.
+
+    Only then can `grades` add final deliveries: the members agree on the messages of each slot.
+    """
     resizable_slots: bool = False
-    """The slot length can change while the group runs."""
+    """Whether the slot length can change while the group runs."""
     led: bool = False
-    """A leader orders messages; they are late while a crashed leader is replaced."""
+    """Whether a leader orders the messages. Messages are late while the group replaces a crashed leader."""
     pulled: bool = False
-    """The application pulls messages. The consumers set the pace, so no latency bound exists."""
+    """Whether the application pulls messages with `consume`. The consumers set the pace, so no latency bound exists."""
     routed: bool = False
-    """Sends to several groups; members deliver different messages."""
+    """Whether messages go to some of several groups, so that members deliver different messages."""
     waits_for_all: bool = False
-    """Waits for ever for a lost message or a crashed member, unless an option makes it tolerate these."""
+    """Whether a lost message or a crashed member stops deliveries for ever, unless an option prevents that."""
     admits_late_members: bool = False
-    """Takes in members that start while the group runs, without any option."""
+    """Whether members may start while the group runs, without any option."""
     keyed: bool = True
-    """All members deliver one sequence of (slot, place) keys."""
+    """Whether every message has a key (slot, position in slot). All members deliver in the order of these keys."""
     rate_checked: bool = False
-    """Sends at most one declared burst per slot, which its traces show."""
+    """Whether a trace shows in which slot each message was sent, so that the declared burst per slot can be checked."""
     numbers_finals: bool = False
-    """Numbers the final deliveries, so that a late member knows how many it has missed."""
+    """Whether final deliveries are numbered, so that a member that joins late knows how many it has missed."""
     starts_together: bool = False
-    """All members start together, unless deliveries come in two grades."""
+    """Whether all members must start together. With two grades of delivery they need not."""
 
 
 def _service(layers: tuple[str, ...], checks: tuple[str, ...]) -> Capabilities:
@@ -108,7 +111,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
     "uniform_fifo": _service(("uniform", "fifo"), ("uniform_agreement", "fifo")),
     "uniform_causal": _service(("uniform", "causal"), ("uniform_agreement", "fifo", "causal")),
 }
-"""The orders by name.
+"""The capabilities of every order, by the order's name.
 
 The leader orders, consensus and the services survive crashes with and without `failures`. Forward error correction
 needs the end-of-slot marks of VBR.
@@ -120,12 +123,15 @@ SERVICES: Final = tuple(name for name, each in CAPABILITIES.items() if not each.
 
 
 def recorded_capabilities(order: str) -> Capabilities:
-    """What the order of a recorded run can do. An unknown order counts as a total order without further promises."""
+    """The capabilities of the order of a recorded run.
+
+    An unknown order counts as a total order without other promises.
+    """
     return CAPABILITIES.get(order, Capabilities())
 
 
 def capabilities_of(order: str) -> Capabilities:
-    """What the order of this name can do; raises InvalidOption if there is no such order."""
+    """The capabilities of the order with this name; raises InvalidOption if there is no such order."""
     found = CAPABILITIES.get(order)
     if found is None:
         raise InvalidOption("order", f"expected one of {', '.join(sorted(CAPABILITIES))}, got {order!r}")
@@ -133,17 +139,17 @@ def capabilities_of(order: str) -> Capabilities:
 
 
 def orders_with(capability: str) -> tuple[str, ...]:
-    """The names of the orders that have a capability, sorted."""
+    """The sorted names of the orders for which the field `capability` of `Capabilities` is true."""
     return tuple(sorted(name for name, each in CAPABILITIES.items() if getattr(each, capability)))
 
 
 def needs_storage(order: str, grades: str = "early") -> bool:
-    """Whether an order that gives these grades keeps records on stable storage."""
+    """Whether members need stable storage with this order and this value of the option `grades`."""
     return grades != "early" or (order in CAPABILITIES and CAPABILITIES[order].durable)
 
 
 def check_options(policy: Policy) -> None:
-    """Raise InvalidOption if the order does not honour an option, or if two options exclude each other."""
+    """Raise InvalidOption if the order does not support an option, or if two options exclude each other."""
     for field, default in OPTION_DEFAULTS.items():
         if getattr(policy, field) != default and field not in capabilities_of(policy.order).options:
             others = [order for order, each in CAPABILITIES.items() if field in each.options]
@@ -155,7 +161,10 @@ def check_options(policy: Policy) -> None:
                 )
             raise InvalidOption("topology" if field == "multigroup" else field, text)
     if policy.loss_burst and not policy.failures:
-        raise InvalidOption("loss_burst", "lost messages leave gaps in the deliveries; set failures=True to allow gaps")
+        raise InvalidOption(
+            "loss_burst",
+            "lost messages leave gaps, which need failures=True; set failures=True, or leave out loss_burst",
+        )
     if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
         raise InvalidOption("reliable", "cannot be combined with fec or loss_burst; give only one of the three")
     if policy.reliable is not None and policy.grades != "early":

@@ -24,7 +24,7 @@ _SUB = 1 << _SUB_BITS
 
 
 def upper_edge(bucket: int) -> int:
-    """The largest value that a bucket counts."""
+    """The largest value that a histogram counts in the bucket with this number."""
     if bucket < _SUB:
         return bucket
     shift, step = (bucket >> _SUB_BITS) - 1, bucket & (_SUB - 1)
@@ -32,21 +32,24 @@ def upper_edge(bucket: int) -> int:
 
 
 def bucket_middle(bucket: int) -> int:
-    """A value in the middle of a bucket."""
+    """The middle of the values that a histogram counts in the bucket with this number."""
     below = upper_edge(bucket - 1) if bucket else -1
     return (below + 1 + upper_edge(bucket)) // 2
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts non-negative integers. Negative values, such as delays measured with skewed clocks, count as zero."""
+    """Counts of integers, in buckets that are at most 1/32 of their values wide.
+
+    Negative values, such as delays measured between clocks that differ, count as zero.
+    """
 
     counts: dict[int, int] = field(default_factory=dict)
     total: int = 0
     largest: int = 0
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count a value."""
+        """Count a value, as if it had been added `times` times."""
         # Log-linear buckets: 32 steps per power of two, so a quantile is off by at most 1/32.
         if value < _SUB:
             bucket = max(value, 0)
@@ -63,14 +66,16 @@ class Histogram:
             self.largest = value
 
     def merge(self, other: Histogram) -> None:
-        """Add the counts of `other`."""
+        """Add the counts of another histogram to this one."""
         for bucket, times in other.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + times
         self.total += other.total
         self.largest = max(self.largest, other.largest)
 
     def merge_pairs(self, pairs: Iterable[tuple[int, int]], largest: int) -> None:
-        """Add the counts of a histogram, given its `to_pairs` and `largest`."""
+        """Add another histogram's counts to this one: `pairs` is what its `to_pairs()` returned, `largest` its largest
+        value.
+        """
         counts, total = self.counts, self.total
         for bucket, times in pairs:
             counts[bucket] = counts.get(bucket, 0) + times
@@ -79,7 +84,7 @@ class Histogram:
         self.largest = max(self.largest, largest)
 
     def quantile(self, q: float) -> int:
-        """The value at or below which a share `q` of the counted values lies, rounded up by at most 1/32."""
+        """The value at or below which a share `q` of the counted values lies. It is too high by at most 1/32."""
         rank, seen = q * self.total, 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -88,7 +93,7 @@ class Histogram:
         return self.largest
 
     def mean(self) -> float:
-        """The mean of the counted values, too high by at most 1/32."""
+        """The mean of the counted values. It is too high by at most 1/32; 0 if nothing was counted."""
         if not self.total:
             return 0.0
         return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
@@ -98,19 +103,19 @@ class Histogram:
         return sum(times for bucket, times in self.counts.items() if upper_edge(bucket - 1) >= bound)
 
     def to_pairs(self) -> list[tuple[int, int]]:
-        """The counts as (bucket, times), for sending to another process."""
+        """The counts as sorted pairs (number of the bucket, count), for sending to another process."""
         return sorted(self.counts.items())
 
     @classmethod
     def of_pairs(cls, pairs: list[tuple[int, int]], largest: int) -> Histogram:
-        """The histogram with these `to_pairs` and `largest`."""
+        """The histogram whose `to_pairs()` returned `pairs` and whose largest value was `largest`."""
         return cls(dict(pairs), sum(times for _, times in pairs), largest)
 
 
 _NORMAL = NormalDist()
 _LONGEST_NS = 2**62
 _MAX_LISTED_SAMPLES = 16
-"""`EmpiricalDelay.text` lists up to this many samples; beyond that, it summarizes."""
+"""`EmpiricalDelay.text` lists up to this many samples and summarizes more of them."""
 
 
 class RandomSource(Protocol):
@@ -130,7 +135,7 @@ class DelayModel(Protocol):
         """The shortest delay within which a share `q` of all datagrams arrives."""
 
     def cdf(self, ns: int) -> float:
-        """The share of datagrams that take at most this long."""
+        """The share of datagrams that take at most `ns` nanoseconds."""
 
     def text(self) -> str:
         """The text that `parse_delay` reads back; a summary for a model of many measurements."""
@@ -138,20 +143,22 @@ class DelayModel(Protocol):
 
 def _checked_share(q: float) -> float:
     if not 0 <= q <= 1:
-        raise InvalidOption("quantile", f"expected a share between 0 and 1, got {q}")
+        raise InvalidOption("quantile", f"expected a share from 0 to 1, got {q}")
     return q
 
 
 def _finite_quantile(ns: float, q: float) -> int:
-    """The quantile as an integer. Raises InvalidOption if it is infinite: unbounded models have no quantile at 1."""
+    """The quantile `ns` as an integer. Raises InvalidOption if it is infinite: some models have no longest delay."""
     if ns > _LONGEST_NS:
-        raise InvalidOption("quantile", f"this delay model has no upper bound, so no quantile at {q}; use less than 1")
+        raise InvalidOption(
+            "quantile", f"this delay model has no longest delay, so it has no quantile at {q}; use a share below 1"
+        )
     return ceil(ns)
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantDelay:
-    """Always the same delay."""
+    """Every datagram takes the same time."""
 
     ns: int
 
@@ -179,7 +186,7 @@ class UniformDelay:
     low_ns: int
     high_ns: int
     steps: int = field(init=False, repr=False, compare=False)
-    """The number of different delays."""
+    """The number of different delays, in nanoseconds, from `low_ns` to `high_ns`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", self.high_ns - self.low_ns + 1)
@@ -203,7 +210,7 @@ class UniformDelay:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Exponentially distributed delays with this mean."""
+    """Exponentially distributed delays with the mean `mean_ns`."""
 
     mean_ns: int
 
@@ -257,7 +264,7 @@ class EmpiricalDelay:
     delays_ns: tuple[int, ...]
     counts: tuple[int, ...]
     cumulative_counts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """For each delay, the number of samples that are at most as long."""
+    """For each delay of `delays_ns`, the number of measured delays that are not longer."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cumulative_counts", tuple(accumulate(self.counts)))
@@ -275,13 +282,13 @@ class EmpiricalDelay:
 
     @classmethod
     def of_samples(cls, samples_ns: list[int]) -> EmpiricalDelay:
-        """The model of individual measurements, in any order."""
+        """The model of these measured delays, given in any order."""
         counted = sorted(Counter(samples_ns).items())
         return cls(tuple(delay for delay, _ in counted), tuple(times for _, times in counted))
 
     @classmethod
     def of_histogram(cls, histogram: Histogram) -> EmpiricalDelay:
-        """The model of a measured histogram. Each delay counts as the upper edge of its bucket."""
+        """The model of the delays in a histogram. Each delay counts as the largest value of its bucket."""
         counts: dict[int, int] = {}
         seen = 0
         for _, times in histogram.to_pairs():
@@ -313,7 +320,7 @@ class EmpiricalDelay:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedDelay:
-    """A model without its delays above `limit_ns`: a sample above the limit is drawn again.
+    """Another delay model without its delays above `limit_ns`: a sample above the limit is drawn again.
 
     If fewer than half of the samples are within the limit, `sample` inverts the model's distribution function once, at
     u · cdf(limit), which has the same distribution.
@@ -322,13 +329,15 @@ class TruncatedDelay:
     model: DelayModel
     limit_ns: int
     cdf_at_limit: float = field(init=False, repr=False, compare=False)
-    """The model's cdf at the limit."""
+    """The share of the untruncated model's delays that are within `limit_ns`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cdf_at_limit", self.model.cdf(self.limit_ns))
         if self.cdf_at_limit <= 0:
             limit = duration_text(self.limit_ns)
-            raise InvalidOption("delay", f"{self.model.text()} is never within the network's largest delay, {limit}")
+            raise InvalidOption(
+                "delay", f"all delays of {self.model.text()} are longer than {limit}, the largest delay allowed"
+            )
 
     def sample(self, rng: RandomSource) -> int:
         if self.cdf_at_limit < 0.5:
@@ -349,7 +358,7 @@ class TruncatedDelay:
 
 @dataclass(frozen=True, slots=True)
 class ScaledDelay:
-    """A model whose delays are all `factor` times as long."""
+    """Another delay model whose delays all become `factor` times as long."""
 
     model: DelayModel
     factor: float
@@ -431,7 +440,7 @@ _MASK = 2**64 - 1
 
 
 class SplitMix64:
-    """Vigna's random number generator SplitMix64. It spreads the timers of members and is not for secrets."""
+    """Vigna's random number generator SplitMix64. Members use it to spread their timers. It is not safe for secrets."""
 
     __slots__ = ("_state",)
 

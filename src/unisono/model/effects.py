@@ -10,7 +10,7 @@ from unisono.model.events import StackEvent
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Records to append. With `replaces_all`, they replace everything stored so far.
+    """Records that a driver appends to stable storage. With `replaces_all`, they replace everything stored so far.
 
     The driver must make every write durable, in order, before it sends any frame or reports any event that the
     automaton produced together with the write or later. A write that `may_be_lost` need not be durable: if a
@@ -24,7 +24,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """The records of earlier incarnations, and the id by which peers recognize the same storage."""
+    """The records that a member's earlier incarnations stored, and the id by which peers recognize its storage."""
 
     storage_id: int
     records: tuple[bytes, ...] = ()
@@ -37,17 +37,18 @@ class Datagram:
     destinations: tuple[int, ...]
     data: bytes
     to_group: bool = False
-    """Whether it goes to the whole group. The paper's net-mcast counts it once, whatever the number of destinations."""
+    """Whether the datagram goes to the whole group. Paper 000 counts such a send once, for any number of
+    destinations."""
     multicast: bool = False
     """Whether one IP multicast may replace the copies to each destination."""
 
 
 @dataclass(slots=True)
 class Effects:
-    """All effects of one step, in the order in which a driver must carry them out."""
+    """All effects of one step of a stack; the fields are in the order in which a driver must carry them out."""
 
     records: Sequence[Write]
-    """Make these durable first: datagrams and events may depend on them."""
+    """Records that must be durable before the driver sends a datagram or reports an event of this step."""
     datagrams: Sequence[Datagram]
     events: Sequence[StackEvent]
     wake_at: int | None

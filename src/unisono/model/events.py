@@ -14,19 +14,26 @@ from unisono.model.units import checked_member, duration_text
 
 
 class Grade(Enum):
-    """EARLY: on time, possibly corrected later. FINAL: agreed by all members. The value is the token in traces."""
+    """The grade of a delivery. EARLY: on time, possibly corrected later. FINAL: all members agree on it.
+
+    The value of each grade is its token in traces.
+    """
 
     EARLY = "early"
     FINAL = "final"
 
 
 GRADES = ("early", "final", "both")
-"""The values of the option `grades`: deliveries as the order produces them, only agreed ones, or both for each."""
+"""The values of the option `grades`.
+
+"early": deliveries as the order produces them. "final": only deliveries that all members agree on. "both": each message
+once in each grade.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members, in the order in which a slot delivers their messages. The view begins at `first_slot`."""
+    """The members of a group from `first_slot` on, in the order in which a slot's messages are delivered."""
 
     members: tuple[int, ...]
     first_slot: int = 0
@@ -40,7 +47,7 @@ class View:
             raise InvalidOption("members", f"expected ascending member numbers, each once, got {self.members}")
 
     def without(self, member: int, first_slot: int) -> View:
-        """The view after `member` has departed."""
+        """The view that begins at `first_slot`, after `member` has departed."""
         return View(tuple(m for m in self.members if m != member), first_slot)
 
 
@@ -49,7 +56,7 @@ POSITIONS_PER_SENDER = 1 << 32
 
 
 class PackedMessages(Protocol):
-    """Messages packed into one buffer. They are unpacked only on demand."""
+    """Several messages packed into one buffer. They are unpacked only when `messages` is called."""
 
     @property
     def count(self) -> int:
@@ -83,13 +90,13 @@ class Delivery:
 
     @property
     def id(self) -> tuple[int, int, int]:
-        """(sender, incarnation, sequence): unique among all messages of the group."""
+        """The triple (sender, incarnation, sequence), which is unique among all messages of the group."""
         return self.sender, self.incarnation, self.sequence
 
 
 @dataclass(slots=True)
 class Batch:
-    """Consecutive deliveries from one sender in one slot: the unit in which the order is decided."""
+    """Consecutive deliveries of one sender's messages in one slot. A stack reports deliveries in such batches."""
 
     sender: int
     incarnation: int
@@ -100,28 +107,31 @@ class Batch:
     count: int
     packed_messages: list[PackedMessages]
     priority: int | None = None
-    """The priority, in the priority order. There, a batch is one message, and `slot` its number in the agreed order."""
+    """The message's priority, in the priority order; None in the other orders.
+
+    In the priority order a batch is one message, and `slot` is the message's number in the agreed order.
+    """
     grade: Grade | None = None
-    """The grade, in a group that delivers each message twice."""
+    """The grade, in a group that delivers each message twice; None if messages are delivered once."""
 
     @property
     def messages(self) -> list[bytes]:
-        """The payloads, in order."""
+        """The payloads of the batch, in the order of delivery."""
         if len(self.packed_messages) == 1:
             return self.packed_messages[0].messages()
         return [message for packed in self.packed_messages for message in packed.messages()]
 
     @property
     def payload_bytes(self) -> int:
-        """The total size of the payloads."""
+        """The total size of the batch's payloads in bytes."""
         return sum(packed.payload_bytes for packed in self.packed_messages)
 
     def sizes(self) -> list[int]:
-        """The sizes of the payloads, in order."""
+        """The sizes of the batch's payloads in bytes, in the order of delivery."""
         return [size for packed in self.packed_messages for size in packed.sizes()]
 
     def deliveries(self) -> list[Delivery]:
-        """The messages as single deliveries."""
+        """The batch as a list with one Delivery per message."""
         first, sender, slot = self.first_sequence, self.sender, self.slot
         rest = (self.incarnation, self.priority, self.grade)
         return [Delivery(sender, first + i, slot, payload, *rest) for i, payload in enumerate(self.messages)]
@@ -129,7 +139,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """The membership from `view.first_slot` on. Reported between two slots.
+    """The group has the members of `view` from slot `view.first_slot` on. The event comes between two slots.
 
     Without failures, all members report it at the same point of the order. With failures, each member detects departed
     members by itself.
@@ -139,16 +149,19 @@ class ViewChange:
     joined: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     view_id: int | None = None
-    """The number of an agreed view (virtual synchrony). All members install the same views in this order."""
+    """The number of a view that the members agreed on (virtual synchrony); None otherwise.
+
+    All members install the same views, in the order of these numbers.
+    """
     incarnations: tuple[int, ...] = ()
-    """The incarnations of an agreed view's members, in the order of the members."""
+    """The incarnations of the view's members, in the order of the members; empty if the view was not agreed on."""
     blocked_ns: int = 0
-    """How long the change of agreed views blocked deliveries at this member."""
+    """How long no message could be delivered at this member while it changed from one agreed view to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimingChange:
-    """Slots have another length from `slot` on. Reported before the first message of that slot.
+    """Slots have another length from `slot` on. The event comes before the first message of that slot.
 
     `bound_ns` is the latency bound from there on.
     """
@@ -159,12 +172,15 @@ class TimingChange:
 
 
 class ViolationKind(StrEnum):
-    """The assumption that did not hold. The value is the token that traces and JSON lines carry; it never changes."""
+    """The kind of a violation: the assumption that did not hold.
+
+    The value of each kind is its token in traces and JSON lines. It never changes.
+    """
 
     BLOCKED = "blocked"
     """No majority of the group is reachable: nothing can be agreed on."""
     CANNOT_HOLD = "cannot_hold"
-    """A layer has no setting with which it can keep a service level agreement."""
+    """Adaptation finds no settings with which a layer can keep a service level agreement."""
     CLOCK = "clock"
     """A member's clock is off by more than Γ."""
     DEADLINE = "deadline"
@@ -174,13 +190,13 @@ class ViolationKind(StrEnum):
     EXCLUDED = "excluded"
     """The group continues without this member."""
     FENCED_OUT = "fenced_out"
-    """The group refuses this incarnation of the member."""
+    """The other members refuse this incarnation of this member."""
     HELD_UP = "held_up"
     """Deliveries wait for another group's barrier."""
     LATE = "late"
     """A datagram, or a member's end of slot, arrived later than Δ+Γ allows."""
     LATE_JOIN = "late_join"
-    """A JOIN arrived after the slot that it names."""
+    """A member's announcement that it joins (JOIN) arrived after the slot at which the member wants to start."""
     LEADER_LOST = "leader_lost"
     """The leader no longer responds."""
     LOST = "lost"
@@ -202,13 +218,13 @@ class ViolationKind(StrEnum):
     POLICY_DIFFERS = "policy_differs"
     """Two members have different settings."""
     RATE_REFUSED = "rate_refused"
-    """A member's new rate does not fit."""
+    """The network has no room for a member's new rate."""
     RECEIVE_BUFFER = "receive_buffer"
     """The operating system grants less buffer than a burst needs."""
     RESERVATION = "reservation"
-    """A reserved rate no longer fits the slots."""
+    """A member's reserved rate no longer fits after the slot length changed."""
     RESERVATION_REFUSED = "reservation_refused"
-    """A requested rate was refused."""
+    """The network refused a requested reservation."""
     RESTARTED = "restarted"
     """A member restarted while the group formed."""
     SLA = "sla"
@@ -224,18 +240,21 @@ class ViolationKind(StrEnum):
     UNSETTLED = "unsettled"
     """This member ended without a final delivery of all its early ones."""
     UNSTEADY = "unsteady"
-    """A member times out repeatedly."""
+    """The other members time out one member again and again."""
 
 
 class NoticeKind(StrEnum):
-    """The subject of a notice. The value is the token that traces and JSON lines carry; it never changes."""
+    """The kind of a notice: its subject.
+
+    The value of each kind is its token in traces and JSON lines. It never changes.
+    """
 
     ADAPTED = "adapted"
-    """The group uses other settings."""
+    """Adaptation changed the settings that the group uses."""
     DEMAND = "demand"
-    """This member needs other settings."""
+    """This member needs other settings than the group uses, and requests them."""
     REJOINING = "rejoining"
-    """This member rejoins by itself."""
+    """The others excluded this member; it rejoins by itself."""
     SLA_CLEARED = "sla_cleared"
     """One member's service level agreement is kept again."""
     SYSTEM_SLA_CLEARED = "system_sla_cleared"
@@ -259,11 +278,12 @@ class ClockViolation(Violation):
     """A member's clock is off by more than Γ (`ViolationKind.CLOCK`)."""
 
     off_ns: int = 0
-    """How far that clock is ahead of ours, at least; negative if behind, 0 if only the other member knows."""
+    """How far that clock is at least ahead of this member's. Negative if it is behind; 0 if only the other member
+    knows."""
 
     @classmethod
     def of(cls, peer: int, off_ns: int, gamma_ns: int, outcome: str) -> ClockViolation:
-        """The violation with its text; `outcome` is the consequence."""
+        """The violation for the clock of member `peer`. `outcome` says in words what follows from it."""
         difference = "differs from ours by more"
         if off_ns:
             difference = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
@@ -279,9 +299,9 @@ class Blocked(Violation):
     """
 
     view_id: int = 0
-    """The view that has ended."""
+    """The number of the agreed view that has ended."""
     reachable: tuple[int, ...] = ()
-    """The reachable members of that view, this one included."""
+    """The members of the ended view that this member can reach, itself included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +312,7 @@ class SlaViolation(Violation):
     metric: str = ""
     bound: float = 0.0
     measured: float = 0.0
-    """For a spread, the share of values within the bound; otherwise the metric's value."""
+    """The measured value. For a metric with many values in a window, the share of them that kept the bound."""
     probability: float = 0.0
     link: int = 0
     """The peer with the worst link; 0 if the metric does not concern a link."""
@@ -300,12 +320,12 @@ class SlaViolation(Violation):
     window_ns: int = 0
     offered: str = ""
     id: str = ""
-    """A unique id of 16 hexadecimal digits, if the verdict is on the whole group."""
+    """A unique id of 16 hexadecimal digits for a violation in the whole group; empty for one member's violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Information for the application; every guarantee holds."""
+    """Information for the application. Unlike a Violation, it means that every guarantee still holds."""
 
     kind: NoticeKind
     text: str
@@ -323,7 +343,7 @@ class Rejoining(Notice):
     incarnation: int = 0
     """The new incarnation. It counts its messages from 0 again."""
     final_slot: int = 0
-    """The last position in the order that the previous incarnation reached."""
+    """The number, in the agreed order, of the last message that the previous incarnation delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +358,7 @@ class SlaCleared(Notice):
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange(Notice):
-    """The topology has changed for this member's group, at one point of its agreed sequence (paper 003).
+    """The topology has changed for this member's group, at the same point of the order for all its members (paper 003).
 
     From here on the group may send to `sends_to` and waits for messages of `receives_from`. `complete` means that the
     other groups have applied the whole requested change.
@@ -359,21 +379,22 @@ class TopologyChange(Notice):
         communicates_with: tuple[str, ...],
         complete: bool,
     ) -> TopologyChange:
-        """The notice with its text."""
+        """The notice for these groups, with a text that lists them."""
         lists = [", ".join(names) or "no group" for names in (sends_to, receives_from, communicates_with)]
         text = f"sends to {lists[0]}; receives from {lists[1]}; exchanges datagrams with {lists[2]}"
         return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, complete, communicates_with)
 
 
 SlaVerdict: TypeAlias = SlaViolation | SlaCleared
-"""A reported verdict on an agreement."""
+"""A report about a service level agreement: it is violated, or kept again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsAgreed:
-    """All members know the settings that `sender` requests, and apply them from `slot` on. Not for the application.
+    """All members know the settings that `sender` requests, and apply them from `slot` on.
 
-    This member applies them from `local_slot` on: the same slot, unless it joined later.
+    This member applies them from `local_slot` on: the same slot, unless it joined later. The application does not get
+    this event.
     """
 
     sender: int
@@ -404,7 +425,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class QueueStep:
-    """A message was received, or `queued` in the consumable queue (paper 004). For the trace only.
+    """A member of the priority order received a message or, if `queued`, put it into its consumable queue (paper 004).
 
     `number` counts the member's steps. The member had consumed `consumed` messages and was at `position` in the agreed
     order. `detail` is the target tail of a received message, or the insertion point of a queued one. `view` is the
@@ -427,7 +448,7 @@ StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice |
 
 
 class RemainingMessages:
-    """Messages that are already unpacked, with the interface of `PackedMessages`."""
+    """Messages of a batch that are already unpacked, with the interface of `PackedMessages`."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
@@ -443,7 +464,7 @@ class RemainingMessages:
         return sum(map(len, self._messages))
 
     def messages(self) -> list[bytes]:
-        """The messages, in order."""
+        """The messages, in the order of delivery."""
         return self._messages
 
     def sizes(self) -> list[int]:
@@ -472,19 +493,19 @@ class Stats:
     delivered: int
     bound_ns: int
     delays: Histogram
-    """One-way delays of end-of-slot marks; they include the difference of the clocks."""
+    """One-way delays of the end-of-slot marks that arrived; they include the difference between the two clocks."""
     lateness: Histogram
-    """How late this member's timers fired."""
+    """How long after their due time this member's timers fired."""
     gamma_ns: int | None
     """The largest difference between clocks, errors included; None until every peer has answered a probe."""
     refused: Mapping[str, int]
-    """Refused datagrams, by reason."""
+    """The number of datagrams that this member refused as invalid, by reason."""
     ignored: Mapping[str, int]
-    """Valid frames that were not used, by reason."""
+    """The number of valid frames that this member did not use, by reason."""
     dropped: int
-    """Datagrams that the kernel dropped because the receive buffer was full."""
+    """The number of datagrams that the kernel dropped because the receive buffer was full."""
     errors: Mapping[str, int]
-    """Datagrams that could not be sent, by the error of the operating system."""
+    """The number of datagrams that could not be sent, by the error of the operating system."""
     multicast: bool
     """Whether this member sends its data by IP multicast."""
     order: str = "vbr"

@@ -15,13 +15,13 @@ from unisono.model.delays import RandomSource
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of the run; without `to_ns`, it lasts until the end of the run."""
+    """A part of the run, from `from_ns` up to `to_ns`. If `to_ns` is None, it lasts until the end of the run."""
 
     from_ns: int = 0
     to_ns: int | None = None
 
     def contains(self, elapsed_ns: int) -> bool:
-        """Whether a time is in the span. `to_ns` itself is not."""
+        """Whether a time since the start of the run is in the span. `to_ns` itself is not."""
         return elapsed_ns >= self.from_ns and (self.to_ns is None or elapsed_ns < self.to_ns)
 
 
@@ -40,7 +40,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Duplication:
-    """A datagram arrives twice with `probability`, the copy after a delay of its own."""
+    """With `probability`, a datagram arrives twice. The second copy has its own random delay."""
 
     kind: ClassVar[str] = "duplication"
     span: Span
@@ -58,7 +58,10 @@ class Reordering:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Members reach only members of their own part. Members in none of `groups` form one more part."""
+    """The group is divided: members reach only members of the same part.
+
+    Each of `groups` is one part. Members in none of `groups` form one more part.
+    """
 
     kind: ClassVar[str] = "partition"
     span: Span
@@ -128,10 +131,11 @@ class LossModel:
         self._rng = rng
         self._history_length = max((fault.of - 1 for fault in faults if fault.of is not None), default=0)
         self._recent_losses: dict[tuple[int, int], deque[bool]] = {}
-        """By link, whether its latest datagrams were lost, the most recent last."""
+        """For each link (sender, receiver), whether each of its latest datagrams was lost; the most recent one is
+        last."""
 
     def is_lost(self, sender: int, receiver: int, elapsed_ns: int) -> bool:
-        """Whether the next datagram of this link is lost. The time counts from the start of the run."""
+        """Whether the next datagram of this link is lost. `elapsed_ns` counts from the start of the run."""
         recent = self._recent_losses.get((sender, receiver))
         if recent is None:
             recent = self._recent_losses[sender, receiver] = deque(maxlen=self._history_length)
@@ -149,7 +153,7 @@ class LossModel:
 
 
 def _within_bound(fault: Loss, recent: deque[bool]) -> bool:
-    """Whether the bound still holds if this datagram, too, is lost: it counts with the `of - 1` datagrams before it."""
+    """Whether at most `at_most` of the last `of` datagrams of a link are lost if the next one is lost too."""
     if fault.at_most is None or fault.of is None:
         return True
     start = len(recent) - (fault.of - 1)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 MessageOrigin: TypeAlias = tuple[int, int]
-"""(sender, incarnation)."""
+"""The pair (sender, incarnation), within which sequence numbers are unique."""
 SequenceRange: TypeAlias = tuple[int, int]
-"""(first sequence, last sequence), both included."""
+"""Consecutive sequence numbers as the pair (first, last), both included."""
 
 
 class MessageRef(NamedTuple):
@@ -21,7 +21,7 @@ class MessageRef(NamedTuple):
 
     @property
     def origin(self) -> MessageOrigin:
-        """The sender and incarnation that numbered the message."""
+        """The sender and its incarnation, which numbered the message."""
         return self.sender, self.incarnation
 
     def __str__(self) -> str:
@@ -29,13 +29,17 @@ class MessageRef(NamedTuple):
 
 
 class MessageSet:
-    """An immutable set of messages, stored as ranges. Consumption is nearly sequential, so the ranges are few."""
+    """An immutable set of messages, stored as ranges of sequence numbers.
+
+    Messages are consumed nearly in the order of sending, so there are few ranges.
+    """
 
     __slots__ = ("ranges",)
 
     def __init__(self, ranges: Mapping[MessageOrigin, tuple[SequenceRange, ...]] | None = None) -> None:
         self.ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = dict(ranges) if ranges else {}
-        """By origin: ascending ranges with at least one number between them; no origin without ranges."""
+        """For each (sender, incarnation), ascending ranges with at least one number between two of them; never
+        empty."""
 
     @classmethod
     def of(cls, refs: Iterable[MessageRef]) -> MessageSet:
@@ -119,7 +123,7 @@ class MessageSet:
 
 
 def _merged(ranges: Iterable[SequenceRange]) -> tuple[SequenceRange, ...]:
-    """Merge sorted ranges that touch or overlap."""
+    """Merge sorted ranges of sequence numbers that touch or overlap."""
     merged: list[SequenceRange] = []
     for first, last in ranges:
         if merged and first <= merged[-1][1] + 1:
@@ -145,7 +149,7 @@ def _intersection(left: tuple[SequenceRange, ...], right: tuple[SequenceRange, .
 
 
 def _complement(ranges: tuple[SequenceRange, ...]) -> tuple[SequenceRange, ...]:
-    """All 64-bit numbers, negative ones too, that are in none of these ranges."""
+    """The ranges of all signed 64-bit numbers that are in none of the given ranges."""
     gaps: list[SequenceRange] = []
     before = -(1 << 63)
     for first, last in ranges:
@@ -160,11 +164,14 @@ NO_MESSAGES = MessageSet()
 
 
 SenderSlot: TypeAlias = tuple[int, int, int]
-"""(slot, sender, incarnation): the messages of one sender in one slot."""
+"""The triple (slot, sender, incarnation), which stands for one sender's messages in one slot."""
 
 
 class MessageRange(NamedTuple):
-    """`length` messages of a sender's incarnation in one slot, from number `first` on. Sorts in delivery order."""
+    """`length` consecutive messages of one sender in one slot, from sequence number `first` on.
+
+    Sorts in delivery order.
+    """
 
     slot: int
     sender: int
@@ -174,24 +181,24 @@ class MessageRange(NamedTuple):
 
     @property
     def sender_slot(self) -> SenderSlot:
-        """The slot, sender and incarnation."""
+        """The slot, the sender and the sender's incarnation of these messages."""
         return self[:3]
 
     @property
     def origin(self) -> MessageOrigin:
-        """The sender and incarnation."""
+        """The sender of these messages and the sender's incarnation."""
         return self.sender, self.incarnation
 
     @property
     def last(self) -> int:
-        """The number of the last message."""
+        """The sequence number of the last message of the range."""
         return self.first + self.length - 1
 
     def messages(self) -> MessageSet:
-        """The messages as a set."""
+        """The messages of the range as a set."""
         return MessageSet({self.origin: ((self.first, self.last),)})
 
     def without(self, excluded: MessageSet) -> list[MessageRange]:
-        """The ranges that remain after removing the excluded messages."""
+        """The parts of this range that remain without the excluded messages."""
         left = self.messages() - excluded
         return [self._replace(first=a, length=b - a + 1) for a, b in left.ranges.get(self.origin, ())]

@@ -24,15 +24,15 @@ class Ask:
     rate: Rate
     timing: Timing
     processing_ns: int = 0
-    """How long a leader needs for one message or request (p)."""
+    """The processing time p: how long a leader needs for one message or request."""
     loss: float = 0.0
     """The share of datagrams that the network loses."""
     loss_burst: int = 0
-    """At most this many consecutive datagrams of a sender are lost (x)."""
+    """At most this many consecutive datagrams of a sender are lost (x in paper 000 §7)."""
     fec: tuple[int, int] | None = None
     """At most a of any b consecutive datagrams of a sender are lost: (a, b)."""
     failures: int = 0
-    """How many members may crash (f)."""
+    """How many members may crash while the group runs."""
     reliable: bool = False
     """Whether the order must have no gaps even when members crash."""
     priorities: bool = False
@@ -43,7 +43,7 @@ class Ask:
     delay: DelayModel | None = None
     """The distribution of delays, if more is known than Δ."""
     delays_dependent: bool = False
-    """Whether delays may depend on each other, as on a host that stalls."""
+    """Whether the delays of different datagrams may depend on each other, for example because a host stalls."""
     session_ns: int = 3600 * NS_PER_S
     """How long the group runs. An order without retransmissions must get through this time without a loss."""
 
@@ -80,29 +80,29 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The figures that one order guarantees for an Ask, with the arithmetic behind them in words."""
+    """What one order guarantees for an Ask: figures, and the calculation behind them in words."""
 
     order: str
     feasible: bool
     latency_bound_ns: int
     avg_rate: float
-    """NetAvgRate: datagrams per second and member, at most."""
+    """The most datagrams per second that each member sends, on average (NetAvgRate in paper 000)."""
     max_burst: int
-    """NetMaxBurst: datagrams per slot and member, at most."""
+    """The most datagrams that each member sends in one slot (NetMaxBurst in paper 000)."""
     header_bytes: int
     """Bytes of each datagram that are not payload."""
     gap_free: bool
     loss_tolerance: str
     reliability: float
-    """The probability that every correct member delivers a message, at the loss of the Ask."""
+    """The probability that every correct member delivers a message, if the network loses the share `Ask.loss`."""
     reasons: tuple[str, ...] = field(default=())
-    """Why the order is not feasible, if it is not, and then the arithmetic."""
+    """The calculation in words. If the order cannot meet the Ask, the first lines say why."""
     redundancy: Redundancy | None = None
-    """ρ, η and ω, if the order runs over reliable multicast."""
+    """The settings ρ, η and ω, if the order runs over reliable multicast; None otherwise."""
     broadcasts: float = 1.0
-    """The expected number of broadcasts per datagram."""
+    """The expected number of times that reliable multicast broadcasts each datagram."""
     by_priority: bool = False
-    """Whether urgent messages overtake others in the agreed order. Such an order is chosen only if the Ask needs it."""
+    """Whether urgent messages overtake others at every member. The planner chooses such an order only on request."""
     outage_ns: int | None = 0
     """How much longer than the bound a message may take for each member that crashes; None if there is no limit."""
     final_latency_ns: int | None = None

@@ -19,14 +19,15 @@ PRIORITY_MAX: Final = 0x7FFF
 Adaptive: TypeAlias = Literal["none", "exact", "heuristic", "counting"]
 ADAPTIVE: tuple[str, ...] = get_args(Adaptive)
 RHO_MAX = 254
-"""One less than the largest copy number that fits into a frame."""
+"""The largest possible ρ: frames number copies with one byte, and copy ρ+1 must fit too."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelativeRequirement:
-    """With probability U, all others receive a message at most S later than this receiver (paper 002 §3.1, B.1).
+    """The requirement that, with probability U, all others have a message at most S after one receiver has it.
 
-    `success` is U, `within_ns` is S; `loss` and `delay` describe one send. The exact adaptive time-out needs all four.
+    `success` is U and `within_ns` is S (paper 002 §3.1, B.1). `loss` and `delay` describe one datagram to one receiver.
+    The exact adaptive time-out needs all four.
     """
 
     success: float
@@ -36,23 +37,26 @@ class RelativeRequirement:
 
     def __post_init__(self) -> None:
         if not 0 < self.success < 1:
-            raise InvalidOption("relative.success", f"expected a probability between 0 and 1, got {self.success}")
+            raise InvalidOption("relative.success", f"expected a probability above 0 and below 1, got {self.success}")
         if self.within_ns < 1:
             raise InvalidOption("relative.within", f"expected a duration above zero, got {self.within_ns} ns")
         if not 0 <= self.loss < 1:
-            raise InvalidOption("relative.loss", f"expected a probability from 0 to below 1, got {self.loss}")
+            raise InvalidOption("relative.loss", f"expected a probability of at least 0 and below 1, got {self.loss}")
 
     def not_arrived_probability(self, x_ns: int) -> float:
-        """h(x): the probability that one send has not arrived x after it (equation 1)."""
+        """The probability that a datagram has not arrived `x_ns` after it was sent: h(x) in paper 002, equation (1)."""
         return 1.0 if x_ns <= 0 else 1 - (1 - self.loss) * self.delay.cdf(x_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Redundancy:
-    """A message is broadcast ρ+1 times, η apart. A receiver that misses the next copy for η+ω+ζ takes over.
+    """The settings of reliable multicast.
 
-    `adaptive` says how a receiver lengthens ω: "none"; "exact", by equations (9) to (11), which needs `relative`;
-    "heuristic", as in B.2; "counting", as "heuristic", but a receiver that knows of ρ+2 broadcasts makes none itself.
+    A message is broadcast ρ+1 times, at intervals of η. A receiver that misses the next copy for η+ω+ζ takes over.
+
+    `adaptive` says how a receiver lengthens ω. "none": not at all. "exact": by equations (9) to (11) of paper 002,
+    which needs `relative`. "heuristic": as in paper 002, appendix B.2. "counting": as "heuristic", but a receiver that
+    knows of ρ+2 broadcasts makes none itself.
     With `last_copy`, a process whose first copy is copy ρ broadcasts it once more unless another process does (erratum
     002-3). The default for `last_copy` is true with uniform delivery and false otherwise.
     """
@@ -76,12 +80,14 @@ class Redundancy:
         if (self.relative is not None) != (self.adaptive == "exact"):
             raise InvalidOption(
                 "redundancy.relative",
-                f"expected a value with adaptive = 'exact', and none otherwise, got {self.relative!r} "
+                f"expected a RelativeRequirement with adaptive = 'exact', and None otherwise; got {self.relative!r} "
                 f"with adaptive = {self.adaptive!r}",
             )
 
     def longest_wait_ns(self) -> int:
-        """The longest time that a process waits before it broadcasts: η, the longest finite ω, and η for ζ."""
+        """The longest time that a process waits before it broadcasts: η, the longest finite ω, and ζ, which is at most
+        η.
+        """
         if self.adaptive in ("heuristic", "counting"):
             return 2 * self.eta_ns + self.omega_ns + max(self.rho, 1) * self.eta_ns
         if self.relative is not None:
@@ -97,41 +103,44 @@ class Redundancy:
         return members * (self.rho + 1) * (self.longest_wait_ns() + delta_ns) + delta_ns
 
     def text(self) -> str:
-        """A short text for the user."""
+        """The settings as a short text for the user."""
         adaptive = {"none": "", "counting": ", counting copies"}.get(self.adaptive, f", {self.adaptive} time-outs")
         return f"ρ = {self.rho}, η = {duration_text(self.eta_ns)}, ω = {duration_text(self.omega_ns)}{adaptive}"
 
 
 def eta_of_one(delay: DelayModel, alpha: float) -> int:
-    """The η within which one send arrives with probability α (§3.3, the first choice)."""
+    """The η within which one datagram arrives with probability α (paper 002 §3.3, the first choice)."""
     return max(1_000, delay.quantile(_checked_alpha(alpha)))
 
 
 def eta_of_all(delay: DelayModel, alpha: float, members: int) -> int:
-    """The η within which all n-1 parallel sends arrive with probability α (§3.3, the conservative choice)."""
+    """The η within which a datagram reaches all other members with probability α (paper 002 §3.3, second choice)."""
     if members < 2:
-        raise InvalidOption("members", f"expected at least 2 members, since a multicast has a receiver; got {members}")
+        raise InvalidOption("members", f"expected at least 2 members, one sender and one receiver; got {members}")
     return max(1_000, delay.quantile(_checked_alpha(alpha) ** (1 / (members - 1))))
 
 
 def _checked_alpha(alpha: float) -> float:
     if not 0 < alpha < 1:
-        raise InvalidOption("alpha", f"expected a probability between 0 and 1, got {alpha}")
+        raise InvalidOption("alpha", f"expected a probability above 0 and below 1, got {alpha}")
     return alpha
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that are requested or in force. None stands for a setting that is not requested."""
+    """Values of adaptable settings that a member requests or that the group uses.
+
+    None: the setting is not requested.
+    """
 
     redundancy: tuple[int, int, int] | None = None
-    """ρ, and η and ω in nanoseconds."""
+    """The triple (ρ, η, ω) of reliable multicast; η and ω are in nanoseconds."""
     fec: tuple[int, int] | None = None
-    """(a, b): a of b shares are redundant."""
+    """The pair (a, b) of forward error correction: of every b shares, a are redundant."""
     theta_ns: int | None = None
 
     def text(self) -> str:
-        """A text for the user."""
+        """The settings as a text for the user."""
         parts = []
         if self.redundancy is not None:
             rho, eta_ns, omega_ns = self.redundancy
@@ -144,7 +153,7 @@ class Settings:
 
 
 def strongest(requests: Iterable[Settings]) -> Settings:
-    """The settings that satisfy all requests: the most copies at the shortest η and ω, most shares, shortest slots.
+    """The settings that satisfy all requests: most copies, shortest η and ω, most redundant shares, shortest slots.
 
     The result does not depend on the order of the requests, so members with the same requests agree.
     """
@@ -168,7 +177,7 @@ class StateHolder(Protocol):
     """
 
     def snapshot(self) -> bytes:
-        """The current state."""
+        """The application's current state as bytes."""
 
     def restore(self, state: bytes) -> None:
         """Replace the state by another member's snapshot. Called before the first message can be consumed.
@@ -187,7 +196,7 @@ RESERVATIONS = ("sender", "receiver")
 SLOTS_IN_FLIGHT_MAX = 4000
 """A member stores all slots that may still be in flight, so their number is limited."""
 SHARES_MAX = 256
-"""Erasure codes use GF(2⁸): a block has at most as many shares as the field has elements."""
+"""The most shares of a block: erasure codes use the finite field GF(2⁸), which has this many elements."""
 
 
 def check_fec(fec: tuple[int, int]) -> None:
@@ -209,7 +218,7 @@ def check_slots(timing: Timing) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One member's options in one group.
+    """The options with which one member takes part in one group.
 
     `failures` lets members crash, join and leave while the group runs; a crash may then leave gaps in the order.
     `loss_burst` (x) is the largest number of consecutive datagrams of a sender that are lost. `fec` = (a, b) says that
@@ -224,7 +233,7 @@ class Policy:
     `grades` selects the deliveries: "early" (as the order produces them), "final" (agreed by all members), or "both",
     each message once in each grade.
 
-    `reservation` says whether the "sender" or each "receiver" of a flow reserves its bandwidth (§4.2; only in CBR).
+    `reservation` says whether the "sender" or each "receiver" of a flow reserves its bandwidth (paper 000 §4.2; CBR).
     `probe_every_ns` is the interval at which each peer's clock is probed (0: never). `multicast` allows IP multicast.
     The first slot begins at least `start_margin_ns` after a member chooses it, even if the paper's Smax is earlier.
     `multigroup` is the topology and the other options of a quasi-genuine order. `rejoin` (over agreed views): an
@@ -286,7 +295,9 @@ class Policy:
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The members that this one exchanges datagrams with: all others, or those of connected groups."""
+        """The members that this member exchanges datagrams with: all others or, with a topology, those of related
+        groups.
+        """
         members = self.view.members
         if self.multigroup is not None:
             topology = self.multigroup.topology

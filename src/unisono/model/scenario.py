@@ -29,7 +29,7 @@ ClockKind: TypeAlias = Literal["perfect", "fixed", "drifting", "adversarial"]
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Messages submitted together, at a time that counts from the start of the run."""
+    """Messages that an application submits together. `at_ns` counts from the start of the run."""
 
     at_ns: int
     sizes: tuple[int, ...]
@@ -62,7 +62,7 @@ class LinkDelay:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The delays, truncated to Δ. With an adversary, the adversary chooses them instead."""
+    """The delays of the simulated network, never above Δ. If there is an adversary, it chooses the delays."""
 
     delay: DelayModel
     adversary: Adversary = "none"
@@ -72,7 +72,10 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How clocks differ. `offsets_ns` sets the clocks of single members; the others are drawn within ±Γ/2."""
+    """How far each member's clock is from true time.
+
+    `offsets_ns` sets single clocks; the others are random within ±Γ/2.
+    """
 
     kind: ClockKind = "fixed"
     offsets_ns: Mapping[int, int] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A member starts after the beginning of the run."""
+    """A planned step: a member starts after the beginning of the run."""
 
     member: int
     at_ns: int
@@ -90,7 +93,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A member leaves the group; it does not crash."""
+    """A planned step: a member leaves the group in an orderly way, without a crash."""
 
     member: int
     at_ns: int
@@ -98,7 +101,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRateChange:
-    """A member declares a new rate."""
+    """A planned step: a member declares a new rate."""
 
     member: int
     at_ns: int
@@ -107,7 +110,7 @@ class PlannedRateChange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlotChange:
-    """A member asks the group for slots of another length."""
+    """A planned step: a member asks the group for slots of another length."""
 
     member: int
     at_ns: int
@@ -116,7 +119,7 @@ class PlannedSlotChange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTopologyChange:
-    """A member asks its group to send to these groups from now on, and to no others."""
+    """A planned step: a member asks its group to send to the named groups from now on, and to no others."""
 
     member: int
     at_ns: int
@@ -125,7 +128,7 @@ class PlannedTopologyChange:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A crashed member restarts, as a new incarnation with no state."""
+    """A planned step: a crashed member restarts, as a new incarnation with no state."""
 
     member: int
     at_ns: int
@@ -144,7 +147,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that defines a run. The seed can be overridden."""
+    """Everything that defines a run of a group. A command may run it with another seed."""
 
     source: str
     group: str
@@ -208,25 +211,25 @@ class Scenario:
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The timing at the start, and the timings that members request later."""
+        """The timing (Δ, Γ, Θ) at the start of the run, and the timings that members request later."""
         requested = (step.theta_ns for step in self.steps if isinstance(step, PlannedSlotChange))
         return (self.timing, *(replace(self.timing, theta_ns=theta_ns) for theta_ns in requested))
 
     @property
     def constant_rates(self) -> tuple[tuple[int, float, int], ...]:
-        """Each member's average and burst; empty if rates or slots change during the run."""
+        """For each member (number, average, burst); empty if rates or slot lengths change during the run."""
         if any(isinstance(step, PlannedRateChange | PlannedSlotChange) for step in self.steps):
             return ()
         return tuple((member, float(rate.avg), rate.burst) for member, rate in sorted(self.rates.items()))
 
     @property
     def longest_slot_ns(self) -> int:
-        """The longest slot length of the run."""
+        """The length of the longest slots of the run."""
         return max(timing.theta_ns for timing in self.timings)
 
     @property
     def bound_ns(self) -> int:
-        """The expected latency bound: as stated, otherwise Δ+Γ+Θ (Theorem 2)."""
+        """The expected latency bound: as the scenario states it, otherwise Δ+Γ+Θ (paper 000, Theorem 2)."""
         if self.expect.bound_ns is not None:
             return self.expect.bound_ns
         return self.timing.delta_ns + self.timing.gamma_ns + self.longest_slot_ns

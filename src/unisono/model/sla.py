@@ -21,23 +21,23 @@ from unisono.model.units import duration_text
 
 
 class Side(StrEnum):
-    """The side of the collecting layer on which the measured layer is."""
+    """Where the measured layer is, seen from the layer that collects the metric: below it or above it."""
 
     BELOW = "below"
-    """The service of the layer below."""
+    """The metric measures the service that the layer below provides."""
     ABOVE = "above"
-    """The usage by the layer above."""
+    """The metric measures the use that the layer above makes of the collecting layer."""
 
 
 class Shape(StrEnum):
-    """The form of a metric's values over a window."""
+    """The form in which a window of a metric is stored: many values, a share, or one value."""
 
     SPREAD = "spread"
-    """Many values, stored as a histogram."""
+    """The metric has many values in a window, stored as a histogram."""
     SHARE = "share"
-    """A share of `count` observations."""
+    """The metric is a share of the observations in a window, such as the share of lost datagrams."""
     LEVEL = "level"
-    """One value for the window."""
+    """The metric has one value for a window, such as a rate."""
 
 
 class Unit(StrEnum):
@@ -86,9 +86,10 @@ METRICS: Mapping[str, MetricKind] = MappingProxyType(
 
 APPLICATION = "application"
 NETWORK = "network"
-"""Layer names for the two ends of the stack: the consumer at the top and the provider at the bottom."""
+"""The two ends of a stack, named like layers: the application is the topmost consumer, the network the lowest
+provider."""
 EVERY_LINK = 0
-"""The link of a row that does not concern a single peer."""
+"""The value of `link` in a metric row that does not concern a single peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class MetricRow:
     buckets: tuple[tuple[int, int], ...] = ()
 
     def histogram(self) -> Histogram:
-        """The histogram of a spread."""
+        """The histogram of the row's values, for a metric of the shape SPREAD."""
         return Histogram.of_pairs(list(self.buckets), self.largest)
 
 
@@ -127,10 +128,10 @@ class Sla:
 
     - Spread (latency, delay, size, loss_burst): at least the share `probability` of a window's values is within the
       bound.
-    - Share (loss, reordering, held_back): the window's share is not above the bound. A violation is reported when it is
-      certain with `probability`.
-    - Level (jitter, gamma, silence, rate, burst, bandwidth): at least the share `probability` of the window's
-      collecting intervals is within the bound.
+    - Share (loss, reordering, held_back): the window's share is not above the bound. A share that is above it by chance
+      is no violation: the observer reports one only if its confidence is at least `probability`.
+    - Level (jitter, gamma, silence, rate, burst, bandwidth): a window consists of several
+      collecting intervals, each with one value. At least the share `probability` of these values is within the bound.
     """
 
     name: str
@@ -143,10 +144,10 @@ class Sla:
     links: tuple[int, ...] = ()
     """The peers whose links the agreement covers; all peers if empty."""
     together: bool = False
-    """Whether the links are evaluated as one; otherwise each link must keep the agreement by itself."""
+    """Whether the values of all links are evaluated together; otherwise each link must keep the agreement by itself."""
     observations: int = MIN_OBSERVATIONS
     informs: tuple[str, ...] = ()
-    """The layers whose negotiation is informed of a violation."""
+    """The names of the layers that learn of a violation, so that they can negotiate other settings."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -155,7 +156,9 @@ class Sla:
             raise InvalidOption("probability", f"expected more than 0 and at most 1, got {self.probability:g}")
         if self.shape is Shape.SHARE and self.probability == 1:
             raise InvalidOption(
-                "probability", f"expected less than 1, got 1: for {self.metric} it is the certainty of a violation"
+                "probability",
+                f"expected less than 1, got 1: for {self.metric} it is the confidence needed to report a violation, "
+                "and no measurement reaches 1",
             )
         if self.bound < 0:
             raise InvalidOption("bound", f"expected a bound of at least 0, got {self.bound:g}")
@@ -166,7 +169,7 @@ class Sla:
         if self.window_ns < 1:
             raise InvalidOption("window", f"expected a window above zero, got {self.window_ns} ns")
         if self.provider == self.consumer:
-            raise InvalidOption("consumer", f"expected another layer than the provider, got {self.consumer!r} for both")
+            raise InvalidOption("consumer", f"expected a layer other than the provider, got {self.consumer!r} for both")
 
     @property
     def kind(self) -> MetricKind:
@@ -175,16 +178,16 @@ class Sla:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the metric's values."""
+        """The shape of the agreement's metric: SPREAD, SHARE or LEVEL."""
         return METRICS[self.metric].shape
 
     def bound_text(self) -> str:
-        """The bound with its unit."""
+        """The agreement's bound with its unit, as a text for the user."""
         return value_text(self.metric, self.bound)
 
 
 def value_text(metric: str, value: float) -> str:
-    """A metric's value with its unit."""
+    """A value of the named metric with its unit, as a text for the user."""
     unit = METRICS[metric].unit
     if unit is Unit.NS:
         return duration_text(int(value))
@@ -193,14 +196,17 @@ def value_text(metric: str, value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """Keeps adaptation from oscillating. Counts are in windows of the agreements that drive it."""
+    """Options that keep adaptation from oscillating. They count windows of the service level agreements."""
 
     raise_after: int = 1
-    """Raise the settings after this many consecutive windows that need more."""
+    """Adaptation raises the settings after this many consecutive windows that need more."""
     lower_after: int = 8
-    """Lower the settings after this many consecutive windows that need less; twice as many if that was too early."""
+    """Adaptation lowers the settings after this many consecutive windows that need less.
+
+    It waits for twice as many after it has lowered them too early.
+    """
     margin: float = 0.5
-    """Lower the settings only if the lower ones suffice even with losses and delays larger by this share."""
+    """Adaptation lowers the settings only if they would suffice even if losses and delays grew by this share."""
 
     def __post_init__(self) -> None:
         if self.raise_after < 1:
@@ -215,7 +221,7 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True)
 class SlaSet:
-    """The contents of one file: the agreements, the collecting interval, and the options of adaptation."""
+    """The contents of one SLA file: the agreements, the collecting interval, and the options of adaptation."""
 
     source: str
     slas: tuple[Sla, ...]
@@ -224,17 +230,20 @@ class SlaSet:
     """The settings that adaptation may change; none by default."""
     hysteresis: Hysteresis = Hysteresis()
     reliability: float = RELIABILITY
-    """Adaptation keeps at least this share of multicasts within Δ or, with forward error correction, of frames."""
+    """The share of multicasts, or with forward error correction of frames, that adaptation keeps within Δ."""
     rho_most: int = RHO_MOST
     fec_most: int = FEC_MOST
-    """The limits up to which adaptation may raise ρ and a."""
+    """The limits up to which adaptation may raise ρ (`rho_most`) and the a of forward error correction (`fec_most`)."""
     evaluated_by_members: bool = True
-    """Whether members evaluate their incoming links and request settings; otherwise only the measurement service."""
+    """Whether members evaluate their incoming links and request settings.
+
+    Otherwise only the measurement service does so.
+    """
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """The line of each field in the file."""
+    """The line number of each field in the SLA file, for error messages."""
 
     def error(self, name: str, problem: str) -> SlaError:
-        """The error to raise for a field of the file that does not fit the group."""
+        """The error to raise for a field of the SLA file that does not fit the group."""
         return SlaError(self.source, nearest_line(self.lines, name), name, problem)
 
 
@@ -247,7 +256,7 @@ _COMMON_FIELDS: Final = {
     "window_ns": "window_ns",
     "id": "id",
 }
-"""Stored field name and attribute of every verdict."""
+"""The fields that every stored SLA verdict has: the name in storage, and the attribute of the event."""
 _VIOLATION_FIELDS: Final = {
     "metric": "metric",
     "bound": "bound",
@@ -256,11 +265,11 @@ _VIOLATION_FIELDS: Final = {
     "link": "link",
     "offered": "offered",
 }
-"""Stored field name and attribute that only violations have."""
+"""The fields that only stored SLA violations have: the name in storage, and the attribute of the event."""
 
 
 def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
-    """The fields of a verdict, as they are stored."""
+    """The fields of an SLA verdict under the names with which they are stored."""
     violated = isinstance(verdict, SlaViolation)
     names = _COMMON_FIELDS | _VIOLATION_FIELDS if violated else _COMMON_FIELDS
     stored = {name: getattr(verdict, attribute) for name, attribute in names.items()}
@@ -268,7 +277,7 @@ def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
 
 
 def verdict_of_fields(fields: Mapping[str, Any]) -> SlaVerdict:
-    """Read a stored verdict. Early releases stored kinds with spaces ("system sla")."""
+    """The SLA verdict with these stored fields. Early releases stored kinds with spaces ("system sla")."""
     token = str(fields["kind"]).replace(" ", "_")
     names = _COMMON_FIELDS | _VIOLATION_FIELDS if fields["violated"] else _COMMON_FIELDS
     values = {attribute: fields[name] for name, attribute in names.items()}

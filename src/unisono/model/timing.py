@@ -17,7 +17,10 @@ from unisono.model.units import NS_PER_S
 
 
 def earliest(times: Iterable[int | None]) -> int | None:
-    """The earliest of these alarm times. None stands for an alarm that is not set."""
+    """The earliest of these alarm times; None if no alarm is set.
+
+    In `times`, None stands for an alarm that is not set.
+    """
     first: int | None = None
     for at in times:
         if at is not None and (first is None or at < first):
@@ -65,17 +68,20 @@ class Timing:
         return (slot + 1) * self.theta_ns
 
     def smax(self, clock_ns: int) -> int:
-        """The first slot that begins after all members have received a message sent now (§6.3, erratum 000-24)."""
+        """The first slot that begins after all members have received a message sent now (paper 000 §6.3, erratum
+        000-24).
+        """
         return (clock_ns + self.delta_ns + self.gamma_ns) // self.theta_ns + 1
 
 
 SEGMENTS_MAX = 3
-"""The segments that can matter at the same time: an upcoming one, the current one, and the one of late frames."""
+"""The most segments of a slot schedule that matter at one time: an upcoming one, the current one, and that of late
+frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Slots of one length: the first of them, and the clock reading at which it begins."""
+    """A segment of the slot schedule: slots of one length, from `first_slot` on, which begins at a clock reading."""
 
     first_slot: int
     start_ns: int
@@ -84,7 +90,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrid:
-    """Δ, Γ and the slots as agreed so far. `changes` counts the agreed changes."""
+    """The slot schedule: Δ, Γ, and the slots with all lengths agreed so far. `changes` counts the changes of length."""
 
     delta_ns: int
     gamma_ns: int
@@ -93,12 +99,12 @@ class SlotGrid:
 
     @staticmethod
     def of(timing: Timing) -> SlotGrid:
-        """The slots of a group that has not changed their length."""
+        """The slot schedule of a group that has not changed its slot length."""
         return SlotGrid(timing.delta_ns, timing.gamma_ns, (Segment(0, 0, timing.theta_ns),))
 
     @property
     def last_segment(self) -> Segment:
-        """The latest segment, which has no end yet."""
+        """The latest segment of the slot schedule, which has no end yet."""
         return self.segments[-1]
 
     def slot_of(self, clock_ns: int) -> int:
@@ -121,14 +127,16 @@ class SlotGrid:
         return self.start_of(slot + 1)
 
     def next_slot(self, slot: int) -> int:
-        """The slot after this one: the next number, unless a change skipped numbers there."""
+        """The slot after `slot`: the next number, unless a change of the schedule skipped numbers there."""
         if slot >= self.segments[-1].first_slot:
             return slot + 1
         following = next(segment for segment in self.segments if segment.first_slot > slot)
         return following.first_slot if self.start_of(slot + 1) >= following.start_ns else slot + 1
 
     def smax(self, clock_ns: int) -> int:
-        """The first slot that begins after all members have received a message sent now (§6.3, erratum 000-24)."""
+        """The first slot that begins after all members have received a message sent now (paper 000 §6.3, erratum
+        000-24).
+        """
         return self.next_slot(self.slot_of(clock_ns + self.delta_ns + self.gamma_ns))
 
     def theta_of(self, slot: int) -> int:
@@ -136,7 +144,7 @@ class SlotGrid:
         return self._segment_of(slot)[0].theta_ns
 
     def lengths_from(self, slot: int) -> tuple[int, ...]:
-        """The slot lengths in use from this slot on."""
+        """The slot lengths that the schedule has from `slot` on."""
         first = self._segment_of(slot)[0]
         return tuple(segment.theta_ns for segment in self.segments[self.segments.index(first) :])
 
@@ -154,18 +162,18 @@ class SlotGrid:
         return self.segments[0], ends_ns
 
     def with_slot_length(self, slot: int, theta_ns: int) -> SlotGrid:
-        """This schedule with another slot length from `slot` on."""
+        """This slot schedule with another slot length from `slot` on."""
         return self._with_segment(Segment(slot, self.start_of(slot), theta_ns))
 
     def renumbered(self, slot: int, number: int) -> SlotGrid:
-        """This schedule with `slot` renumbered to the higher `number`, and the following slots accordingly."""
+        """This slot schedule, but `slot` has the higher number `number`, and later slots continue from there."""
         return self._with_segment(Segment(number, self.start_of(slot), self.last_segment.theta_ns))
 
     def _with_segment(self, segment: Segment) -> SlotGrid:
         return replace(self, segments=(*self.segments, segment)[-SEGMENTS_MAX:], changes=self.changes + 1)
 
     def conflicts_with(self, other: SlotGrid) -> bool:
-        """Whether the two schedules are equal up to their last change, and differ in that change."""
+        """Whether this slot schedule and the other are equal up to their last change, and differ in that change."""
         if self.changes != other.changes or self.last_segment == other.last_segment or len(self.segments) < 2:
             return False
         return (
@@ -175,12 +183,12 @@ class SlotGrid:
         )
 
     def _numbers_are_contiguous(self) -> bool:
-        """Whether the last change skipped no numbers."""
+        """Whether the last change of the slot schedule skipped no slot numbers."""
         before, last = self.segments[-2:]
         return last.start_ns == before.start_ns + (last.first_slot - before.first_slot) * before.theta_ns
 
     def first_difference(self, other: SlotGrid) -> int | None:
-        """The first slot whose length or number differs, if this schedule continues the other one; else None.
+        """The first slot whose length or number differs, if this slot schedule continues the other one; else None.
 
         If the two conflict, it is the first slot that either of them changed.
         """
@@ -191,7 +199,7 @@ class SlotGrid:
         return self.segments[self.segments.index(other.last_segment) + 1].first_slot
 
     def has_same_slots(self, other: SlotGrid) -> bool:
-        """Whether both schedules have the same slots from their last changes on."""
+        """Whether both slot schedules have the same slots from their last changes on."""
         ours, theirs = self.last_segment, other.last_segment
         theta_ns = ours.theta_ns
         return theirs.theta_ns == theta_ns and (
@@ -199,7 +207,7 @@ class SlotGrid:
         )
 
     def prevails_over(self, other: SlotGrid, clock_ns: int) -> bool:
-        """Whether this schedule wins when members with the two schedules meet: the one with more changes.
+        """Whether this slot schedule wins when members with the two schedules meet: the one with more changes.
 
         If the two conflict, the earlier change wins: its request comes first in the order, and the members with the
         other schedule have not delivered that request. After equally many unrelated changes, the schedule with the
@@ -220,14 +228,14 @@ class SlotGrid:
 
 
 class Throttle:
-    """Stores when each condition was last seen. A condition counts as new after it was not seen for `quiet_ns`."""
+    """Tells new conditions from continuing ones: a condition is new if it was not seen for `quiet_ns`."""
 
     def __init__(self, quiet_ns: int = NS_PER_S) -> None:
         self._quiet_ns = quiet_ns
         self._last_seen_ns: dict[Hashable, int] = {}
 
     def first_in_a_while(self, now: int, key: Hashable) -> bool:
-        """Record that a condition is seen now. Returns whether it is new."""
+        """Record that the condition `key` is seen now. Returns whether it is new."""
         last = self._last_seen_ns.get(key)
         self._last_seen_ns[key] = now
         return last is None or now - last > self._quiet_ns

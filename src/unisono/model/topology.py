@@ -15,7 +15,7 @@ from unisono.errors import DestinationNotAllowed, InvalidOption
 from unisono.model.units import checked_member
 
 GROUPS_MAX = 64
-"""Frames carry a set of groups as a 64-bit mask."""
+"""The most groups of a topology: frames carry a set of groups as a 64-bit mask."""
 Liveness: TypeAlias = Literal["on_demand", "periodic"]
 LIVENESS: tuple[Liveness, ...] = get_args(Liveness)
 
@@ -29,7 +29,7 @@ def group_names(field: str, names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Topology:
-    """`groups` lists the members of each group, `sends` the groups that each group may send to."""
+    """Several groups: `groups` has the members of each group, `sends` the groups that each group may send to."""
 
     groups: Mapping[str, Sequence[int]]
     sends: Mapping[str, Sequence[str]]
@@ -74,7 +74,7 @@ class Topology:
         return {member: name for name, members in self.groups.items() for member in members}
 
     def group_of(self, member: int) -> str:
-        """group(p): the group that a member belongs to."""
+        """The group that a member belongs to: group(p) in paper 003."""
         if member not in self._group_by_member:
             raise InvalidOption(
                 "topology.groups", f"member {member} is in none of the groups {', '.join(self.names)}; add it to one"
@@ -82,28 +82,28 @@ class Topology:
         return self._group_by_member[member]
 
     def receivers_from(self, group: str) -> tuple[str, ...]:
-        """receiversFrom(G): the groups that can receive a message from G."""
+        """The groups that `group` may send to: receiversFrom(G) in paper 003."""
         return tuple(self.sends[group])
 
     def senders_to(self, group: str) -> tuple[str, ...]:
-        """sendersTo(G): the groups that can send a message to G."""
+        """The groups that may send to `group`: sendersTo(G) in paper 003."""
         return tuple(name for name in self.names if group in self.sends[name])
 
     def blockers(self, destinations: Iterable[str]) -> tuple[str, ...]:
-        """blockers(m): the groups whose barrier is needed to deliver m at its destinations."""
+        """The groups whose barrier these destinations need before they deliver a message: blockers(m) in paper 003."""
         receivers = frozenset(destinations)
         return tuple(name for name in self.names if receivers.intersection(self.sends[name]))
 
     def connected(self, one: str, other: str) -> bool:
-        """Whether the two groups may exchange datagrams at all."""
+        """Whether two groups may exchange datagrams: one of them may send to the other."""
         return one == other or other in self.sends[one] or one in self.sends[other]
 
     def neighbours(self, group: str) -> tuple[str, ...]:
-        """The groups that G exchanges datagrams with, itself included."""
+        """The groups that `group` exchanges datagrams with, itself included."""
         return tuple(name for name in self.names if self.connected(group, name))
 
     def check_destinations(self, source: str, destinations: Sequence[str]) -> None:
-        """Raise DestinationNotAllowed if `source` may not send to all of these."""
+        """Raise DestinationNotAllowed if the group `source` may not send to all these groups, or if there is none."""
         if not destinations:
             raise DestinationNotAllowed(source, (), self.receivers_from(source))
         outside = tuple(name for name in destinations if name not in self.sends[source])
@@ -111,7 +111,7 @@ class Topology:
             raise DestinationNotAllowed(source, outside, self.receivers_from(source))
 
     def mask(self, names: Iterable[str]) -> int:
-        """A set of groups as a bit mask."""
+        """A set of groups as a bit mask: the bit of each group is its index on the wire."""
         mask = 0
         for name in names:
             mask |= 1 << self._index[name]
@@ -138,10 +138,10 @@ class Topology:
 class Multigroup:
     """The options of a quasi-genuine order.
 
-    `liveness` is "on_demand" (Algorithm 3: a group that needs a barrier requests it) or "periodic" (Algorithm 2: a
-    group that has sent nothing for `barrier_threshold_ns` sends a barrier). `window_ns` is w(p), how long a message is
-    held before it is proposed, so that earlier ones can catch up; with None, members measure it. `optimistic` delivers
-    a message early at the end of its window.
+    `liveness` is "on_demand" (paper 003, Algorithm 3: a group that needs a barrier requests it) or "periodic"
+    (Algorithm 2: a group that has sent nothing for `barrier_threshold_ns` sends a barrier). `window_ns` is how long a
+    message is held before it is proposed, so that earlier ones can catch up (paper 003: w(p)); with None, members
+    measure it. `optimistic` delivers a message early at the end of its window.
     """
 
     topology: Topology
@@ -159,7 +159,7 @@ class Multigroup:
             raise InvalidOption("window", f"expected a duration of at least 0, got {self.window_ns} ns")
         if self.optimistic and self.window_ns == 0:
             raise InvalidOption(
-                "window", "optimistic delivery needs a window above zero; set one, or None to have it measured"
+                "window", "optimistic delivery needs a window above zero, got 0; give a duration, or None to measure it"
             )
 
 

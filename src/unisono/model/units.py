@@ -31,7 +31,7 @@ def duration_ns(text: str | int, field: str = "duration") -> int:
 
 
 def duration_text(ns: int) -> str:
-    """A short text with a unit, rounded to six digits."""
+    """A duration as a short text with a unit, rounded to six digits."""
     for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
         if abs(ns) >= size:
             return f"{ns / size:.6g}{unit}"
@@ -47,15 +47,16 @@ def exact_duration_text(ns: int) -> str:
 
 
 def ns_to_ms(ns: int) -> float:
-    """Nanoseconds in milliseconds, the unit of JSON output."""
+    """Convert nanoseconds to milliseconds, the unit of JSON output."""
     return ns / NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """AppAvgRate in messages per second and AppMaxBurst in messages per slot.
+    """The rate that a sender declares: messages per second on average, and messages in one slot at most.
 
-    `burst_bytes` limits the payload of one slot. The default is burst times the largest message.
+    `avg` and `burst` are AppAvgRate and AppMaxBurst of paper 000. `burst_bytes` limits the payload of one slot. The
+    default is `burst` times the largest message.
     """
 
     avg: float
@@ -79,9 +80,9 @@ class Rate:
         return self.burst * max_message if self.burst_bytes is None else self.burst_bytes
 
     def averaging_slots(self, theta_ns: int) -> int:
-        """The paper's k: the number of slots over which the average must hold.
+        """The number of consecutive slots over which the average must hold (k in paper 000).
 
-        They cover one second, or longer if one full burst would exceed the average of a second.
+        These slots cover one second, or more if one full burst is more than the average allows in a second.
         """
         per_slot = Fraction(self.avg) * theta_ns / NS_PER_S
         return max(1, -(-NS_PER_S // theta_ns), -(-self.burst // per_slot))
@@ -93,7 +94,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReservation:
-    """A request for bandwidth: NetAvgRate and NetMaxBurst, in bytes on the wire."""
+    """A request for bandwidth: average and burst in bytes on the wire (NetAvgRate and NetMaxBurst of paper 000)."""
 
     avg_bytes_per_s: int
     burst_bytes_per_slot: int
@@ -101,7 +102,7 @@ class BandwidthReservation:
 
     @property
     def peak_bytes_per_s(self) -> int:
-        """The rate at which a full burst is sent within its slot."""
+        """The bytes per second at which a full burst leaves within one slot."""
         return -(-self.burst_bytes_per_slot * NS_PER_S // self.theta_ns)
 
 
@@ -116,12 +117,12 @@ class UnlimitedNetwork:
     """A network that grants everything, as the papers assume."""
 
     def reserve(self, reservation: BandwidthReservation) -> None:
-        """Grant it."""
+        """Grant every reservation."""
 
 
 MEMBER_MAX = 0xFFFF
 EVERYONE = 0
-"""The destination of a multicast; member numbers start at 1."""
+"""The destination of a frame that goes to all members; member numbers start at 1."""
 
 
 def group_key(name: str) -> int:

@@ -32,13 +32,13 @@ def poisson(rate: float, sizes: tuple[int, int], rng: RandomSource) -> Scheduled
 
 
 def bursts(burst: int, every_ns: int, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
-    """`burst` messages at once, every `every_ns`."""
+    """`burst` messages together, at intervals of `every_ns`."""
     for number in count():
         yield number * every_ns, tuple(_size(sizes, rng) for _ in range(burst))
 
 
 def silent() -> ScheduledSends:
-    """No messages."""
+    """A workload without any messages."""
     return iter(())
 
 

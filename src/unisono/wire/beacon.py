@@ -20,7 +20,7 @@ _DECIDED = 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Applicant:
-    """A process that wants to become a member. The table sorts by incarnation, so the earliest process comes first."""
+    """A process that wants to become a member. Member tables sort by incarnation, so the earliest process is first."""
 
     incarnation: int
     host: str
@@ -33,23 +33,26 @@ class Applicant:
 
 @dataclass(frozen=True, slots=True)
 class Beacon:
-    """The contents of one beacon."""
+    """The fields of one beacon, by which a process looks for the other processes of its group."""
 
     group: int
     members: int
     """The number of members that the group needs."""
     sender: int
-    """The sender's nonce."""
+    """The random number (nonce) of the process that sends the beacon."""
     proposal: int
-    """The key of the table that the sender proposes or has voted for; 0 if it knows too few processes."""
+    """The hash (`table_key`) of the member table that the sender proposes or has voted for.
+
+    0 if the sender knows too few processes for a table.
+    """
     voted: bool
     decided: bool
     known: tuple[Applicant, ...]
-    """All processes that the sender knows; once it has voted, the table."""
+    """All processes that the sender knows; once it has voted for a table, the processes in that table."""
 
 
 def table_key(table: tuple[Applicant, ...]) -> int:
-    """A hash of the table; never 0."""
+    """A hash that identifies a member table; never 0."""
     digest = hashlib.blake2b(repr(sorted(table)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) or 1
 

@@ -59,7 +59,7 @@ def encode_set(messages: MessageSet) -> bytes:
 
 
 def _read_set(data: bytes, at: int) -> tuple[MessageSet, int]:
-    """Read a message set; returns it and the offset after it.
+    """Read the message set at offset `at` of `data`; returns the set and the offset after it.
 
     Ranges must be ascending and not adjacent, so that each set has only one encoding.
     """
@@ -71,17 +71,21 @@ def _read_set(data: bytes, at: int) -> tuple[MessageSet, int]:
             sender, incarnation, number = _ORIGIN.unpack_from(data, at)
             at += _ORIGIN.size
             if (sender, incarnation) in ranges or number == 0:
-                raise Unreadable(f"message set: origin ({sender}, {incarnation}) is repeated or has no ranges")
+                raise Unreadable(
+                    f"message set: sender {sender}, incarnation {incarnation} occurs twice or has no messages"
+                )
             read: list[SequenceRange] = []
             for _ in range(number):
                 first, more = _RANGE.unpack_from(data, at)
                 at += _RANGE.size
                 if first >= SEQUENCE_LIMIT or (read and first <= read[-1][1] + 1):
-                    raise Unreadable(f"message set: the range that starts at {first} is out of order or too large")
+                    raise Unreadable(
+                        f"message set: the range of sequences from {first} on is out of order or too large"
+                    )
                 read.append((first, first + more))
             ranges[sender, incarnation] = tuple(read)
     except struct.error as error:
-        raise Unreadable(f"message set: the data ends inside it, at offset {at}") from error
+        raise Unreadable(f"message set: the data ends in the middle of the set, after offset {at}") from error
     return MessageSet(ranges), at
 
 
@@ -92,7 +96,7 @@ _Message = TypeVar("_Message")
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A field of fixed size: its attribute in the message, its struct code, and the values that are allowed.
+    """A field of fixed size: its attribute in the message, its code for the module `struct`, and the allowed values.
 
     `read` turns the number on the wire into the attribute's value, and `write` does the reverse. With `counts`, the
     field is not an attribute but the number of items of that attribute, whose part follows.
@@ -108,84 +112,95 @@ class Fixed:
 
     @property
     def to_wire(self) -> Callable[[Any], Any] | None:
-        """Turns the attribute into the value on the wire; None if they are the same."""
+        """The function that turns the attribute into the value on the wire; None if they are the same."""
         return len if self.counts else self.write
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the struct code can hold a value that is not allowed."""
+        """Whether the bytes of the field can hold a value that is not allowed, so that the decoder must check it."""
         return self.least != 0 or self.most < 2 ** (8 * struct.calcsize(f"!{self.code}")) - 1
 
 
 def u8(name: str, least: int = 0, most: int = 2**8 - 1) -> Fixed:
-    """A number of 8 bits."""
+    """The field `name`: a number of 8 bits from `least` to `most`."""
     return Fixed(name, "B", least, most)
 
 
 def u16(name: str, least: int = 0, most: int = 2**16 - 1) -> Fixed:
-    """A number of 16 bits, such as a member."""
+    """The field `name`: a number of 16 bits from `least` to `most`, such as a member number."""
     return Fixed(name, "H", least, most)
 
 
 def u32(name: str, least: int = 0, most: int = 2**32 - 1) -> Fixed:
-    """A number of 32 bits, such as an incarnation."""
+    """The field `name`: a number of 32 bits from `least` to `most`, such as an incarnation."""
     return Fixed(name, "I", least, most)
 
 
 def u63(name: str, least: int = 0, most: int = SEQUENCE_LIMIT - 1) -> Fixed:
-    """A number of 64 bits that is less than 2**63, so that sums of two of them still fit: slots, times, sequences."""
+    """The field `name`: a number of 64 bits for slots, times and sequences.
+
+    Below 2**63, so that sums of two still fit.
+    """
     return Fixed(name, "Q", least, most)
 
 
 def u64(name: str) -> Fixed:
-    """Any number of 64 bits."""
+    """The field `name`: any number of 64 bits."""
     return Fixed(name, "Q")
 
 
 def boolean(name: str) -> Fixed:
-    """A byte that is 0 or 1."""
+    """The field `name`: true or false, as a byte that is 1 or 0."""
     return Fixed(name, "B", 0, 1, bool)
 
 
 def choice(name: str, options: type[IntEnum]) -> Fixed:
-    """A byte with the value of an enumeration, whose values have no gaps."""
+    """The field `name`: a byte with a value of the enumeration `options`, whose values are consecutive."""
     if sorted(options) != list(range(min(options), max(options) + 1)):
-        raise TypeError(f"{name}: the values of {options} have gaps")
+        raise TypeError(
+            f"{name}: expected an enumeration with consecutive values, but the values of {options} have gaps"
+        )
     return Fixed(name, "B", min(options), max(options), options)
 
 
 def real(name: str, above: float, below: float) -> Fixed:
-    """A floating-point number between two others, which are not allowed themselves. NaN is never allowed."""
+    """The field `name`: a floating-point number larger than `above` and smaller than `below`. NaN is never allowed."""
     return Fixed(name, "d", nextafter(above, inf), nextafter(below, -inf))
 
 
 def count(name: str, code: str = "H", least: int = 0, most: float = inf) -> Fixed:
-    """The number of items of the attribute `name`, whose part follows later."""
+    """A field with the number of items of the attribute `name`. The items follow later, as a part of variable size."""
     return Fixed(name, code, least, most, counts=True)
 
 
 def raw(name: str, size: int, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Fixed:
-    """A value of `size` bytes that is not one number. `read` raises Unreadable if the bytes are malformed."""
+    """The field `name`: `size` bytes that `read` decodes and `write` encodes.
+
+    `read` raises Unreadable if they are malformed.
+    """
     return Fixed(name, f"{size}s", read=read, write=write)
 
 
 class Part(ABC):
-    """An attribute of variable size, after the fields of fixed size."""
+    """A part of a message: an attribute of variable size. All parts come after the fields of fixed size."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
-        """Encode the attribute's value."""
+        """Encode the value of this part."""
 
     @abstractmethod
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
-        """Decode the value at offset `at`; returns it and the offset after it. `items` is the number of its `count`."""
+        """Decode this part at offset `at` of `body`; returns its value and the offset after it.
+
+        `items` is the value of the part's `count` field; None if it has none.
+        """
 
 
 class Bytes(Part):
-    """As many bytes as the `count` says; without a `count`, all bytes up to the end of the message."""
+    """A byte string. The part's `count` field gives its length; without one, it extends to the end of the message."""
 
     def encode(self, value: bytes) -> bytes:
         return value
@@ -196,7 +211,7 @@ class Bytes(Part):
 
 
 class Values(Part):
-    """Byte strings of different sizes: a table of their lengths, then the strings."""
+    """Several byte strings of different sizes: first all lengths, then all strings. Needs a `count` field."""
 
     def encode(self, value: Sequence[bytes]) -> bytes:
         return b"".join((struct.pack(f"!{len(value)}I", *map(len, value)), *value))
@@ -205,15 +220,20 @@ class Values(Part):
         number = items or 0
         start = at + 4 * number
         if start > len(body):
-            raise Unreadable(f"{self.name}: the lengths of {number} values do not fit")
+            raise Unreadable(
+                f"{self.name}: expected {4 * number} bytes for the lengths of {number} values, found {len(body) - at}"
+            )
         ends = list(accumulate(struct.unpack_from(f"!{number}I", body, at), initial=start))
         if ends[-1] > len(body):
-            raise Unreadable(f"{self.name}: the values take {ends[-1] - start} bytes, {len(body) - start} remain")
+            raise Unreadable(f"{self.name}: expected {ends[-1] - start} bytes of values, found {len(body) - start}")
         return tuple(body[a:b] for a, b in pairwise(ends)), ends[-1]
 
 
 class Items(Part):
-    """Messages one after the other: as many as the `count` says; without a `count`, up to the end of the message."""
+    """Nested messages of one kind, one after the other.
+
+    The part's `count` field gives their number; without one, they extend to the end of the message.
+    """
 
     def __init__(self, name: str, item: Spec[Any], *, ascending: bool = False) -> None:
         """With `ascending`, the encoder sorts the items, and the decoder refuses them in another order."""
@@ -235,7 +255,10 @@ class Items(Part):
 
 
 class Numbers(Part):
-    """Numbers of equal size. Without a `count`, they fill the rest of the message."""
+    """Numbers of equal size.
+
+    The part's `count` field gives how many; without one, they fill the rest of the message.
+    """
 
     def __init__(self, name: str, code: str, least: int = 0, most: float = inf) -> None:
         super().__init__(name)
@@ -273,7 +296,7 @@ class Mapped(Part):
 
 
 class Counted(Part):
-    """A part directly after the number of its items, for a message with several parts behind each other."""
+    """Puts the number of items directly before another part, so that a message can have several parts in a row."""
 
     def __init__(self, part: Part, code: str = "H") -> None:
         super().__init__(part.name)
@@ -286,12 +309,12 @@ class Counted(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
         start = at + self._form.size
         if start > len(body):
-            raise Unreadable(f"{self.name}: the number of items is missing")
+            raise Unreadable(f"{self.name}: the message ends before the number of items")
         return self._part.decode(body, start, self._form.unpack_from(body, at)[0])
 
 
 class Sized(Part):
-    """A part directly after its length in bytes."""
+    """Puts the length in bytes directly before another part."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.name)
@@ -304,16 +327,16 @@ class Sized(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
         start = at + _LENGTH.size
         if start > len(body):
-            raise Unreadable(f"{self.name}: the length is missing")
+            raise Unreadable(f"{self.name}: the message ends before the length")
         end = start + _LENGTH.unpack_from(body, at)[0]
         value, used = self._part.decode(body[start:end], 0, None)
         if start + used != end:
-            raise Unreadable(f"{self.name}: expected {end - start} bytes, found {used}")
+            raise Unreadable(f"{self.name}: its length says {end - start} bytes, but its fields take {used}")
         return value, end
 
 
 class Item(Part):
-    """One message inside another."""
+    """A part that is one nested message."""
 
     def __init__(self, name: str, item: Spec[Any]) -> None:
         super().__init__(name)
@@ -327,7 +350,10 @@ class Item(Part):
 
 
 class Keyed(Part):
-    """A mapping with a `count`, each key once: a number or a tuple of numbers. The encoder writes the keys in order."""
+    """A mapping from keys to nested messages. A `count` field gives its size.
+
+    A key is a number or a tuple of numbers and occurs once. The encoder writes the keys in ascending order.
+    """
 
     def __init__(self, key_codes: str, value: Part) -> None:
         super().__init__(value.name)
@@ -346,17 +372,17 @@ class Keyed(Part):
         for _ in range(items or 0):
             start = at + self._key.size
             if start > len(body):
-                raise Unreadable(f"{self.name}: a key is missing")
+                raise Unreadable(f"{self.name}: the message ends before a key")
             key: Any = self._key.unpack_from(body, at)
             key = key if self._is_tuple else key[0]
             if key in found:
-                raise Unreadable(f"{self.name}: the key {key} is repeated")
+                raise Unreadable(f"{self.name}: the key {key} occurs twice; each key may occur once")
             found[key], at = self._value.decode(body, start, None)
         return found, at
 
 
 class Messages(Part):
-    """A message set."""
+    """A part that is a set of messages (`MessageSet`)."""
 
     def encode(self, value: MessageSet) -> bytes:
         return encode_set(value)
@@ -366,14 +392,16 @@ class Messages(Part):
 
 
 def _end_of_rows(name: str, body: bytes, at: int, items: int | None, size: int) -> int:
-    """The offset after rows of this size: `items` of them, or as many as the message still has."""
+    """The offset after `items` rows of `size` bytes; if `items` is None, rows fill the rest of the message."""
     if items is None:
         if (len(body) - at) % size:
-            raise Unreadable(f"{name}: {len(body) - at} bytes are not a whole number of items of {size} bytes")
+            raise Unreadable(
+                f"{name}: expected items of {size} bytes each, but {len(body) - at} bytes remain, which is no multiple"
+            )
         return len(body)
     end = at + items * size
     if end > len(body):
-        raise Unreadable(f"{name}: {items} items of {size} bytes do not fit into {len(body) - at} bytes")
+        raise Unreadable(f"{name}: expected {items} items of {size} bytes each, but only {len(body) - at} bytes remain")
     return end
 
 
@@ -394,10 +422,12 @@ class Spec(Generic[_Message]):
         self._fixed = tuple(each for each in fields if isinstance(each, Fixed))
         self._parts = tuple(each for each in fields if isinstance(each, Part))
         if fields != (*self._fixed, *self._parts):
-            raise TypeError(f"{make}: fields of fixed size come before parts of variable size")
+            raise TypeError(
+                f"{make}: a field of fixed size comes after a part of variable size; put all fields of fixed size first"
+            )
         self._form = struct.Struct("!" + "".join(each.code for each in self._fixed))
         self.size = self._form.size
-        """The bytes of the fields of fixed size."""
+        """The total number of bytes of the fields of fixed size."""
         self.types: tuple[Any, ...] = (make,)
         """The types of the messages that this specification encodes."""
         self._check = check
@@ -419,18 +449,22 @@ class Spec(Generic[_Message]):
         return b"".join((head, *[part.encode(getattr(message, part.name)) for part in self._parts]))
 
     def _few_values_of(self, message: _Message) -> tuple[Any, ...]:
-        """What `attrgetter` gives for two names or more, for one name or none."""
+        """The fields of fixed size as a tuple, for messages with fewer than two; `attrgetter` needs two to give a
+        tuple.
+        """
         return tuple(getattr(message, name) for name in self._names)
 
     def decode(self, body: bytes) -> _Message:
         """Decode a message; raises Unreadable if it is malformed or a field is out of its bounds."""
         message, end = self.decode_at(body, 0)
         if end != len(body):
-            raise Unreadable(f"{len(body) - end} unexpected bytes after the end")
+            raise Unreadable(
+                f"{len(body) - end} unexpected bytes after the end of the message, which takes {end} bytes"
+            )
         return message
 
     def decode_at(self, body: bytes, start: int) -> tuple[_Message, int]:
-        """Decode the message that begins at an offset; returns it and the offset after it."""
+        """Decode the message that begins at offset `start` of `body`; returns the message and the offset after it."""
         at = start + self.size
         if len(body) < at:
             raise Unreadable(f"expected {self.size} bytes at offset {start}, but only {len(body) - start} remain")
@@ -446,12 +480,12 @@ class Spec(Generic[_Message]):
             attributes[part.name], at = part.decode(body, at, None if count_at is None else fields[count_at])
         message = self._make(**attributes)
         if self._check is not None and not self._check(message):
-            raise Unreadable(f"the fields contradict each other: {message}")
+            raise Unreadable(f"the fields of the message do not agree with each other: {message}")
         return message, at
 
 
 class Tagged(Generic[_Message]):
-    """Messages of several types behind a byte that tells which type follows."""
+    """A specification for messages of several types. A first byte, the tag, says which type follows."""
 
     def __init__(self, *variants: tuple[int, Spec[Any]]) -> None:
         self._by_tag = dict(variants)
@@ -459,15 +493,19 @@ class Tagged(Generic[_Message]):
         self.types: tuple[Any, ...] = tuple(self._by_type)
 
     def encode(self, message: _Message) -> bytes:
-        """Encode a message after its tag."""
+        """Encode a message: the tag of its type, then its fields."""
         tag, spec = self._by_type[type(message)]
         return _BYTE.pack(tag) + spec.encode(message)
 
     def decode(self, body: bytes) -> _Message:
-        """Decode a message by its tag; raises Unreadable."""
+        """Decode a message of the type that its tag says; raises Unreadable if the tag is unknown or the rest is
+        malformed.
+        """
         spec = self._by_tag.get(body[0]) if body else None
         if spec is None:
-            raise Unreadable(f"unknown tag {body[:1]!r}")
+            raise Unreadable(
+                f"expected one of the tags {sorted(self._by_tag)} in the first byte, found {list(body[:1])}"
+            )
         message: _Message = spec.decode(body[1:])
         return message
 
@@ -483,7 +521,9 @@ def register(specs: Mapping[Kind, AnySpec]) -> None:
     """Register the specifications of control messages. Each protocol's messages module registers its own."""
     for kind, spec in specs.items():
         if kind in _specs or not _kinds.keys().isdisjoint(spec.types):
-            raise TypeError(f"{kind.name}: the kind or one of the types {spec.types} is registered already")
+            raise TypeError(
+                f"{kind.name}: this kind of frame or one of the types {spec.types} already has a specification"
+            )
         _specs[kind] = spec
         _kinds.update(dict.fromkeys(spec.types, (kind, spec)))
 
@@ -508,21 +548,21 @@ def control_frame(
     to: int = EVERYONE,
     multicast: bool = False,
 ) -> Frame:
-    """A frame that carries a control message."""
+    """A frame that carries the control message `message`."""
     kind, body = encode_message(message)
     header = (kind, sender, incarnation, epoch, slot, number, 0, burst, first_sequence, sent_ns)
     return Frame(*header, body=body, to=to, multicast=multicast, message=message)
 
 
 def message_in(frame: Frame, expected: type[_Message]) -> _Message:
-    """The control message of a frame whose kind is known to carry this type."""
+    """The control message of a frame, as the type `expected`; raises TypeError if the frame carries another type."""
     if not isinstance(frame.message, expected):
         raise TypeError(f"a frame of kind {frame.kind.name} carries {frame.message!r}, not a {expected.__name__}")
     return frame.message
 
 
 def decode_message(kind: Kind, body: bytes) -> object:
-    """The control message in the body of a frame of this kind; raises Unreadable."""
+    """Decode the control message in the body of a frame of this kind; raises Unreadable if it is malformed."""
     spec = _specs.get(kind)
     if spec is None:
         raise Unreadable(f"frames of kind {kind.name} carry no control message")

@@ -46,14 +46,17 @@ class Heartbeat:
 # -- setting requests ----------------------------------------------------------------------------------------
 
 SETTING_REQUEST_CONTENT_MAX_BYTES = 160
-"""The largest size of the requested settings together with the verdict behind them."""
+"""The largest size in bytes of requested settings together with the SLA verdict that led to them."""
 _SETTINGS = struct.Struct("!BBQQHHQ")
 _COPIES, _FEC, _THETA = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SettingRequest:
-    """The settings that a member needs, and the slot in which it first requested them. Repetitions are identical."""
+    """A setting request: the settings that a member needs, and the slot in which it first requested them.
+
+    The member repeats the request without any change.
+    """
 
     origin_slot: int
     member: int
@@ -68,11 +71,11 @@ _SETTING_REQUEST = Spec(
     Bytes("content"),
 )
 SETTING_REQUEST_MAX_BYTES = _SETTING_REQUEST.size + SETTING_REQUEST_CONTENT_MAX_BYTES
-"""The largest size of an encoded request."""
+"""The largest size in bytes of an encoded setting request."""
 
 
 def encode_settings(settings: Settings) -> bytes:
-    """Encode which settings are requested, then the value of each setting, 0 if it is not requested."""
+    """Encode settings: first which of them are requested, then the value of each, 0 if it is not requested."""
     requested = (
         (_COPIES if settings.redundancy is not None else 0)
         | (_FEC if settings.fec is not None else 0)
@@ -106,7 +109,7 @@ def decode_settings(body: bytes) -> Settings | None:
 
 _VERDICT = struct.Struct("!B8sHHQQdddB")
 NAME_MAX_BYTES = 60
-"""The name of an agreement is truncated to this many bytes."""
+"""The name of a service level agreement is truncated to this many bytes in a setting request."""
 
 
 def encode_settings_with_verdict(settings: Settings, event: SlaVerdict | None = None) -> bytes:
@@ -183,7 +186,7 @@ def decode_settings_with_verdict(body: bytes) -> tuple[Settings, SlaVerdict | No
 
 @dataclass(frozen=True, slots=True)
 class SeenPeer:
-    """A member from which the sender of the HELLO has received one, and whether also by IP multicast."""
+    """Part of a HELLO: a member whose HELLO the sender has received, and whether it also came by IP multicast."""
 
     member: int
     incarnation: int
@@ -192,7 +195,7 @@ class SeenPeer:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Sent until the group runs: the sender's options, its rate, its first slot, and the peers that it has seen.
+    """The message HELLO, which members repeat until the group runs: the sender's options, rate, first slot and peers.
 
     `first_slot` is 0 until the sender has received a HELLO from every member; `complete` means that it knows the first
     slot of every member. `theta_ns` is the declared slot length, `slot_changes` the number of changes since.
@@ -218,29 +221,33 @@ class Hello:
 
     @property
     def fec(self) -> tuple[int, int] | None:
-        """(a, b) if a of b shares are redundant; None without forward error correction."""
+        """The sender's setting (a, b) of forward error correction, a of b shares redundant; None without it."""
         return (self.fec_redundant, self.fec_shares) if self.fec_shares else None
 
 
 class JoinStep(IntEnum):
-    """The request of a JOIN."""
+    """What the sender of a JOIN message asks of the receiver."""
 
     JOIN = 0
-    """Add me at this slot (paper 000 §6.3)."""
+    """The sender starts or restarts: "Add me to your members from this slot on" (paper 000 §6.3)."""
     MERGE = 1
-    """I receive your frames, but you are not in my member list: add me at this slot, and answer (§6.6)."""
+    """The sender receives frames of a member that is not in its view: "Add me from this slot on, and answer".
+
+    This merges the parts of a divided group (paper 000 §6.6).
+    """
     ANSWER = 2
-    """Add me at this slot; do not answer."""
+    """The answer to MERGE: "Add me to your members from this slot on; do not answer"."""
     FENCED = 3
-    """Our clocks differ by more than Γ: I exclude you until you return as a new incarnation."""
+    """The sender refuses the receiver, because their clocks differ by more than Γ, until it has a new incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A member announces the slot from which on it sends. `receiver_incarnation` is the one that the sender knows.
+    """The message JOIN: a member announces the slot from which on it sends.
 
-    `theta_ns` is the declared slot length; `segments` are the sender's slots after `slot_changes` changes;
-    `setting_requests` are those that the sender knows.
+    `receiver_incarnation` is the receiver's incarnation as far as the sender knows. `theta_ns` is the declared slot
+    length. `segments` is the sender's slot schedule after `slot_changes` changes. `setting_requests` are the setting
+    requests that the sender knows.
     """
 
     theta_ns: int
@@ -258,7 +265,7 @@ class Join:
 
 
 def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
-    """Whether each segment begins after the previous one, by clock and by slot number."""
+    """Whether each segment of a slot schedule begins after the previous one, by clock and by slot number."""
     return all(
         before.first_slot < segment.first_slot and before.start_ns < segment.start_ns
         for before, segment in pairwise(segments)
@@ -267,7 +274,7 @@ def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MarkRequests:
-    """What an end-of-slot mark requests: another slot length (0 for none), and settings."""
+    """The requests that an end-of-slot mark carries: another slot length (0 for none), and setting requests."""
 
     theta_ns: int
     setting_requests: tuple[SettingRequest, ...] = ()
@@ -275,14 +282,17 @@ class MarkRequests:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks a peer for its clock. `sent_ns` is the clock of the sender."""
+    """The message PROBE: asks a peer for its clock. `sent_ns` is the sender's clock."""
 
     sent_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The answer to a probe: the clock in the probe, and the own clock when the probe arrived and when this left."""
+    """The message ECHO, which answers a PROBE.
+
+    It has the clock reading in the probe, and the own clock when the probe arrived and when the answer left.
+    """
 
     probe_sent_ns: int
     received_ns: int
@@ -291,7 +301,10 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class NewRate:
-    """Request number `serial` to reserve bandwidth for `rate` messages per second of the sender."""
+    """The message NEW_RATE: asks the receiver to reserve bandwidth for `rate` messages per second from the sender.
+
+    `serial` numbers these requests.
+    """
 
     serial: int
     rate: int
@@ -299,7 +312,7 @@ class NewRate:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The answer to request number `serial`."""
+    """The message RESERVED: the answer to the NEW_RATE request with this `serial`."""
 
     serial: int
     granted: bool

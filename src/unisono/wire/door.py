@@ -28,7 +28,7 @@ from unisono.wire.frame import (
 
 
 class Refusal(StrEnum):
-    """Why a datagram was refused."""
+    """The reason for which the door refused a datagram."""
 
     TRUNCATED = "truncated"
     WRONG_VERSION = "wrong version"
@@ -48,37 +48,43 @@ class Refusal(StrEnum):
 _KINDS = {kind.value: kind for kind in Kind}
 
 BodyReader: TypeAlias = "Callable[[Door, Frame, bytes, int, int], Frame | Refusal]"
-"""Reads the body in data[start:end] into a frame that already has its header."""
+"""A function that reads the body in data[start:end] into a frame that already has its header."""
 Header: TypeAlias = tuple[Kind, int, int, int, int, int, int, int, int, int]
 """A checked header: the first ten fields of `Frame`, in the same order."""
 LayerReader: TypeAlias = "Callable[[Door, Header, bytes, int, int], Frame | Refusal]"
-"""Builds a layer's frame from its header and data[start:end]."""
+"""A function that builds a layer's frame from its header and the body in data[start:end]."""
 
 _bodies: dict[Kind, BodyReader] = {}
 _layers: dict[Kind, LayerReader] = {}
 
 
 def register_body(kind: Kind, reader: BodyReader) -> None:
-    """Register the reader of a kind whose body is more than one control message."""
+    """Register the function that reads the bodies of a kind of frame, if they are not just one control message."""
     _bodies[kind] = reader
 
 
 def register_layer(kind: Kind, reader: LayerReader) -> None:
-    """Register the reader of a layer that has its own frame class."""
+    """Register the function that builds the frames of a layer with its own frame class."""
     _layers[kind] = reader
 
 
 _LAYERED = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
-"""Kinds that only their layers understand. Without the layer, the order would take them for its own frames."""
+"""The kinds of frames that only their layers understand.
+
+The door refuses them in a stack without that layer; otherwise the order would take them for its own frames.
+"""
 _NESTABLE = frozenset({Kind.DATA, Kind.JOIN, Kind.ORDERED, Kind.STAMP_REQUEST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
-"""Kinds that may be nested in frames of other kinds."""
+"""The kinds of frames that may be nested in frames of other kinds."""
 
 
 class Door:
-    """Admits the datagrams that one member may trust."""
+    """Checks and decodes every datagram that one member receives, and counts the refused ones by reason."""
 
     def __init__(self, group: int, me: int, members: tuple[int, ...], layered: frozenset[Kind] = frozenset()) -> None:
-        """`layered` are the kinds of the layers in this member's stack; those of other layers are refused."""
+        """`layered` are the kinds of frames of the layers in this member's stack.
+
+        The door refuses those of other layers.
+        """
         self.group = group
         self._me = me
         self.members = frozenset(members)
@@ -86,7 +92,7 @@ class Door:
         self.refused: Counter[Refusal] = Counter()
 
     def admit(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | None:
-        """Decode the frame in data[start:end]. An invalid one is counted, and None returned.
+        """Decode the frame in data[start:end]. If it is invalid, count it by its reason and return None.
 
         `latest_slot` is the last slot that a correct sender can be in.
         """
@@ -141,7 +147,10 @@ class Door:
         return self._parse_body(Frame(*header), data, start + HEADER_BYTES, end)
 
     def open_nested(self, outer: Nested, sender: int, sender_incarnation: int) -> Frame | Refusal:
-        """Decode the frame nested in `outer`. It must be from this sender, incarnation and the epoch of `outer`."""
+        """Decode the frame nested in `outer`; a Refusal if it is invalid.
+
+        It must come from this sender and incarnation, and have the epoch of `outer`.
+        """
         data, start, end = outer.datagram, outer.start, outer.end
         if end - start < HEADER_BYTES:
             return Refusal.TRUNCATED
@@ -178,7 +187,7 @@ class Door:
 
 
 def _parse_nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) -> Nested | Refusal:
-    """Build a frame whose body its layer reads later."""
+    """Build a frame that contains another frame. The layer that owns it reads its body later."""
     if frame.flags:
         return Refusal.UNKNOWN_FLAGS
     frame.body = memoryview(data)[start + HEADER_BYTES : end]

@@ -23,7 +23,7 @@ _HEAD = struct.Struct("!HH")
 PACKED_HEADER_BYTES = _HEAD.size
 MIXED_SIZES = 0xFFFF
 SIZE_ENTRY_BYTES = 2
-"""The bytes per message in the table of sizes."""
+"""The bytes of each message's size in the table of sizes before packed messages."""
 
 
 class OutgoingMessages:
@@ -51,7 +51,7 @@ class OutgoingMessages:
         return list(map(len, self._messages))
 
     def parts(self) -> list[bytes]:
-        """The packed form as buffers to join after a frame header."""
+        """The packed messages as buffers, which the caller joins after a frame header."""
         messages = self._messages
         count = len(messages)
         if self.same_size:
@@ -96,7 +96,7 @@ class IncomingMessages:
         return struct.unpack_from(f"!{self._count}H", self._data, self._start + PACKED_HEADER_BYTES)
 
     def parts(self) -> list[bytes | memoryview]:
-        """The packed form as received, to be forwarded after another frame header."""
+        """The packed messages as buffers, as received, which the caller can forward after another frame header."""
         return [memoryview(self._data)[self._start : self._end]]
 
 
@@ -149,7 +149,7 @@ SERIAL_MAX = 255
 KIND_AT = 1
 FLAGS_AT = 2
 SERIAL_AT = 3
-"""The offsets of kind, flags and serial number in a datagram."""
+"""The offsets, in a datagram, of the frame's kind, its flags and the datagram's serial number."""
 
 
 class Kind(IntEnum):
@@ -202,23 +202,26 @@ class Kind(IntEnum):
 
 
 END_OF_SLOT = 0x01
-"""The last frame of its slot: the end-of-slot mark. Without a body it is the paper's dummy."""
+"""Flag of the sender's last frame in a slot: the end-of-slot mark. Without a body, it is the dummy of paper 000."""
 LEAVING = 0x02
-"""The sender leaves after this slot."""
+"""Flag: the sender leaves the group after this slot."""
 FRAGMENT = 0x04
-"""The body is a fragment of one message instead of packed messages."""
+"""Flag: the body is a fragment of one message instead of packed messages."""
 MORE_FRAGMENTS = 0x08
-"""More fragments of the message follow."""
+"""Flag: more fragments of the same message follow this one."""
 FIRST_FRAGMENT = 0x10
-"""The first fragment of a message. After a loss, a receiver can resume here."""
+"""Flag: the body is the first fragment of a message. After a loss, a receiver can resume here."""
 SETTING_REQUEST = 0x20
-"""The end-of-slot mark carries a slot request or setting requests, and no messages."""
+"""Flag: the end-of-slot mark carries a slot request or setting requests, and no messages."""
 KNOWN_FLAGS = END_OF_SLOT | LEAVING | FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT | SETTING_REQUEST
 
 
 @dataclass(slots=True)
 class Frame:
-    """One frame. An outgoing one has its own `packed_messages` or `body`; an incoming one has views of its datagram."""
+    """One frame: the header fields, and packed messages or a body.
+
+    In an incoming frame these are views of the received datagram.
+    """
 
     kind: Kind
     sender: int
@@ -240,7 +243,7 @@ class Frame:
 
     @property
     def is_end_of_slot(self) -> bool:
-        """Whether this is the end-of-slot mark."""
+        """Whether this frame has the end-of-slot mark: it is its sender's last one in the slot."""
         return bool(self.flags & END_OF_SLOT)
 
 
@@ -290,7 +293,7 @@ def encode(frame: Frame, group: int, serial: int = 0) -> bytes:
 
 
 def encoded_parts(frame: Frame, group: int, serial: int = 0) -> list[bytes | memoryview]:
-    """The datagram as buffers to join: the header, then the body, the packed messages or the nested frame."""
+    """The frame as buffers that together are one datagram: header, then body, packed messages or nested frame."""
     header = _HEADER.pack(
         VERSION,
         frame.kind,
@@ -315,10 +318,10 @@ def encoded_parts(frame: Frame, group: int, serial: int = 0) -> list[bytes | mem
 
 
 def unpack_header(data: bytes, start: int) -> tuple[int, ...]:
-    """The fields of the header, unchecked, in wire order."""
+    """The fields of a frame's header in the order on the wire, without checking them."""
     return _HEADER.unpack_from(data, start)
 
 
 def sender_of(data: bytes, start: int, end: int) -> int | None:
-    """The sender in the datagram's header, unchecked; None if the datagram is too short for a header."""
+    """The sender that a datagram's header names, without checking it; None if the datagram is too short."""
     return int.from_bytes(data[start + 4 : start + 6]) if end - start >= HEADER_BYTES else None

@@ -18,7 +18,7 @@ SCHEME = "unisono://"
 
 @dataclass(frozen=True, slots=True)
 class GroupReference:
-    """A parsed reference. Exactly one of `peers`, `beacon` and `dns` is set."""
+    """A parsed group reference. Exactly one of `peers`, `beacon` and `dns` is set."""
 
     group: str
     peers: Mapping[int, str] | None = None
@@ -29,7 +29,7 @@ class GroupReference:
     members: int | None = None
 
     def text(self) -> str:
-        """The reference as text."""
+        """The group reference as text, which `parse_reference` reads."""
         peers = ",".join(f"{number}@{address}" for number, address in sorted((self.peers or {}).items()))
         members = None if self.members is None else str(self.members)
         values = {
@@ -44,7 +44,7 @@ class GroupReference:
 
 
 def parse_reference(text: str) -> GroupReference:
-    """Parse a reference. Raises InvalidOption if the text is not a valid reference."""
+    """Parse a group reference. Raises InvalidOption if the text is not a valid one."""
     name, question, query = text.removeprefix(SCHEME).partition("?")
     fields = dict(parse_qsl(query, keep_blank_values=True))
     if not text.startswith(SCHEME) or not name or not question:

@@ -98,7 +98,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
 _FIELD_PATHS = {
     field: f"group.{field}" for field in ("max_message", "max_frame", "loss_burst", "fec", "processing", "reservation")
 }
-"""The path in the file of the fields that `Policy` names without their table."""
+"""The path in the scenario file of each field that errors of `Policy` name without its table."""
 
 
 def _members(group: TomlTable) -> tuple[int, ...]:
@@ -309,7 +309,7 @@ def _fault(table: TomlTable, members: tuple[int, ...]) -> Fault:
         case _:
             member, span = table.member("member", members), _span(table)
             if span.to_ns is None:
-                raise table.error("to", "required field is missing: a pause needs an end")
+                raise table.error("to", "required field is missing: a pause needs a time at which it ends")
             fault = Pause(member, span.from_ns, span.to_ns)
     table.reject_unknown_fields()
     return fault
@@ -351,7 +351,7 @@ def _groups(table: TomlTable, members: tuple[int, ...]) -> tuple[tuple[int, ...]
         raise table.error("groups", f"expected lists of members, such as [[1, 2], [3]], got {value!r}")
     listed = [member for group in value for member in group]
     if len(listed) != len(set(listed)) or any(member not in members for member in listed):
-        raise table.error("groups", f"expected lists of members, each member in at most one, got {value!r}")
+        raise table.error("groups", f"expected lists of members of the group, each member at most once, got {value!r}")
     return tuple(tuple(group) for group in value)
 
 

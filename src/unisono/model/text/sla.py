@@ -81,7 +81,7 @@ def _sla(table: TomlTable, collect_ns: int) -> Sla:
     if window_ns < collect_ns or window_ns % collect_ns:
         raise table.error(
             "window",
-            f"expected a whole multiple of collect, {collect_ns / 1e6:g}ms, got {duration_text(window_ns)}",
+            f"expected a whole multiple of collect = {collect_ns / 1e6:g}ms, got {duration_text(window_ns)}",
         )
     links = table.integers("links", ())
     if any(not 1 <= link <= MEMBER_MAX for link in links):

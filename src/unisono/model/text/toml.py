@@ -20,7 +20,7 @@ _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """The line of each key and each table's header, counted from 1."""
+    """The line number of each key and of each table's header in a TOML text, counted from 1."""
     found: dict[str, int] = {}
     counts: dict[str, int] = {}
     table = ""
@@ -42,12 +42,12 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def line_of(text: str, field: str) -> int:
-    """The line of a field, or of the innermost key that encloses it; 1 if there is none."""
+    """The line number of a field of a TOML text, or of the innermost table around it; 1 if the text has neither."""
     return nearest_line(key_lines(text), field)
 
 
 def nearest_line(lines: Mapping[str, int], field: str) -> int:
-    """The same as `line_of`, given the result of `key_lines`."""
+    """The line number of a field, as `line_of` finds it. `lines` is the result of `key_lines`."""
     while field:
         if field in lines:
             return lines[field]
@@ -67,7 +67,10 @@ def _parts(key: str) -> list[str]:
 
 
 def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) -> str:
-    """The path that a header names. Each list of tables on it has the number of its latest table."""
+    """The path of the table that a header opens.
+
+    A list of tables in it is followed by the number of its latest table.
+    """
     path = ""
     for position, part in enumerate(parts):
         path = f"{path}.{part}" if path else part
@@ -79,7 +82,7 @@ def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) ->
 
 
 class _OpenValue:
-    """Follows the value after an equals sign to find the line on which it ends."""
+    """Follows a TOML value after its equals sign, line by line, to find the line on which it ends."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -111,7 +114,7 @@ class _OpenValue:
 
 
 def _end_of(text: str, at: int, quotes: str) -> int:
-    """The position after the quotes that end a multi-line string; -1 if they are not in this line."""
+    """The position after the quotes that end a multi-line TOML string; -1 if the string does not end in this line."""
     while (found := text.find(quotes, at)) >= 0:
         before = len(text[:found]) - len(text[:found].rstrip("\\"))
         if quotes == "'''" or before % 2 == 0:
@@ -129,7 +132,7 @@ _MISSING: Any = object()
 
 
 class TomlTable:
-    """One table of a file. Each field is read once; `reject_unknown_fields` refuses the fields left over."""
+    """One table of a TOML file. Each field is read once; `reject_unknown_fields` refuses the fields left over."""
 
     def __init__(self, source: str, path: str, values: object) -> None:
         self.source = source
@@ -140,7 +143,7 @@ class TomlTable:
         self._known_fields: list[str] = []
 
     def error(self, field: str, problem: str) -> ScenarioError:
-        """The error to raise for a field."""
+        """The error to raise for a field of this table. It names the file and the field's full path."""
         return ScenarioError(self.source, self.full_name(field), problem)
 
     def full_name(self, field: str) -> str:
@@ -148,7 +151,7 @@ class TomlTable:
         return f"{self.path}.{field}" if self.path else field
 
     def has(self, field: str) -> bool:
-        """Whether the file has the field. Does not read it."""
+        """Whether this table has the field. The field still counts as unread."""
         return field in self._values
 
     def pop(self, field: str, default: Any = _MISSING) -> Any:
@@ -156,7 +159,7 @@ class TomlTable:
         self._known_fields.append(field)
         value = self._values.pop(field, default)
         if value is _MISSING:
-            raise self.error(field, "required field is missing")
+            raise self.error(field, "required field is missing; add it")
         return value
 
     def text(self, field: str, default: str = _MISSING) -> str:
@@ -241,16 +244,16 @@ class TomlTable:
         return found
 
     def with_fallback(self, base: TomlTable) -> TomlTable:
-        """This table, completed by the fields of `base`."""
+        """A table with the fields of this one and, where this one lacks a field, that of `base`."""
         plain = {field: value for field, value in base._values.items() if not isinstance(value, dict)}
         return TomlTable(self.source, self.path, {**plain, **self._values})
 
     def with_defaults(self, defaults: Mapping[str, object]) -> TomlTable:
-        """This table, completed by these values."""
+        """A table with the fields of this one and, where this one lacks a field, the value in `defaults`."""
         return TomlTable(self.source, self.path, {**defaults, **self._values})
 
     def checked(self, field: str, make: Callable[[], _Value]) -> _Value:
-        """The result of `make`. An InvalidOption that it raises becomes an error of this field."""
+        """The result of calling `make`. If it raises InvalidOption, raise an error that names this field instead."""
         try:
             return make()
         except InvalidOption as error:

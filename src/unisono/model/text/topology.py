@@ -10,7 +10,7 @@ from unisono.model.text.toml import TomlTable
 from unisono.model.topology import LIVENESS, Multigroup, Topology
 
 Routes = Mapping[int, tuple[tuple[str, ...], ...]]
-"""By member, the destination groups of its messages, in turn."""
+"""For each member, lists of destination groups. Its messages use these lists in turn."""
 MEASURED = "measured"
 _Item = TypeVar("_Item", int, str)
 
@@ -57,7 +57,10 @@ def _lists(table: TomlTable, field: str, kind: type[_Item], expected: str) -> di
 
 
 def _routes(table: TomlTable, topology: Topology) -> dict[int, tuple[tuple[str, ...], ...]]:
-    """By member, the destinations that the file gives its group; by default all receivers, then each of them alone."""
+    """For each member, lists of destination groups, which its messages use in turn.
+
+    The file gives them for the member's group. By default they are all possible receivers, then each receiver alone.
+    """
     destinations = table.pop("to", {})
     if not isinstance(destinations, dict):
         raise table.error("to", f"expected a table of lists of lists of groups, got {destinations!r}")
