@@ -6,9 +6,9 @@ the same term.
 
 Electing: when the leader has been unresponsive for Θ+Δ+3Γ, or has left, the lowest live member asks for votes. A member
 votes only if it has not received anything from the leader for that long either. Its vote promises to accept nothing
-more of an earlier term, and states the end of its stream. The candidate waits for votes of a majority of the group, and until
-every live member can have voted. Then it fetches the entries that any voter has beyond its own, and starts its term
-with a member list of those that voted.
+more of an earlier term, and states the end of its stream. The candidate waits for votes of a majority of the group, and
+until every live member can have voted. Then it fetches the entries that any voter has beyond its own, and starts its
+term with a member list of those that voted.
 
 Guarantees: if members only crash and the network delivers within Δ, the survivors deliver one sequence without gaps.
 Without the bound Δ, the following still holds:
