@@ -270,7 +270,7 @@ class BarrierRequests:
         return unreached
 
     def request(self, stamp: int) -> None:
-        """Record that another group waits until the last stamp of the own group has reached `stamp`."""
+        """Record a request that the last stamp of the own group reaches `stamp`."""
         if len(self._requested_stamps) >= REQUESTS_MAX:
             del self._requested_stamps[: REQUESTS_MAX // 2]
         if not self._requested_stamps or stamp > self._requested_stamps[-1]:

@@ -196,7 +196,7 @@ class VbrGaps(Vbr):
             self._rejoin_if_settings_missed(now)
 
     def wake_at(self) -> int | None:
-        """The earliest of: next HELLO, our first slot, end of the slot being sent, time-out or end of the one delivered."""
+        """The earliest of: next HELLO, our first slot, end of the sent slot, time-out or end of the delivered slot."""
         grid = self.grid
         if self.mode is Mode.GET_RATE:
             return 0

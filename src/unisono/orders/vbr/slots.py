@@ -78,7 +78,7 @@ def check_slot_length(theta_ns: int) -> None:
     """Raise InvalidOption if slots cannot have this length."""
     if not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
         least, most = duration_text(SLOT_MIN_NS), duration_text(SLOT_MAX_NS)
-        raise InvalidOption("slot", f"a slot length from {least} to {most} is needed, not {duration_text(theta_ns)}")
+        raise InvalidOption("slot", f"a length from {least} to {most} is needed, not {duration_text(theta_ns)}")
 
 
 class SlotChange:
