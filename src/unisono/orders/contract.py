@@ -20,7 +20,7 @@ from unisono.wire.frame import Frame
 
 
 class Mode(StrEnum):
-    """The modes of figure 6, and LEFT, which the paper omits."""
+    """The modes of an order (paper 000, figure 6), and LEFT, which the paper omits."""
 
     GET_RATE = "GetRate"
     DET_RATE = "DetRate"
@@ -48,10 +48,10 @@ ACCEPTED_INPUTS: dict[Mode, frozenset[Input]] = {
 
 
 class OrderBase(ABC):
-    """Output lists, the HELLO exchange, and the questions that the exchange answers."""
+    """The base of orders whose members exchange HELLOs to form a group: it runs the exchange and holds the outputs."""
 
     def __init__(self, policy: Policy, *, allow_restarts: bool = False, check_clocks: bool = False) -> None:
-        """The options are those of `RateExchange`."""
+        """`allow_restarts` and `check_clocks` are explained at `RateExchange`."""
         self.down: list[Frame] = []
         """Frames to send, in order; the stack drains this list."""
         self.events: list[StackEvent] = []
@@ -63,14 +63,14 @@ class OrderBase(ABC):
         """Whether every peer has received this member's HELLO by IP multicast."""
 
     def _receive_hello(self, now: int, frame: Frame) -> None:
-        """Pass a HELLO to the exchange, and report a problem that it shows."""
+        """Pass a received HELLO to the exchange, and report to the application a problem that the HELLO shows."""
         violation = self.exchange.from_below(now, frame)
         if violation is not None:
             self.events.append(violation)
         self._multicast = self.exchange.reaches_all_by_multicast()
 
     def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
-        """A peer's clock is off by more than Γ: without failures, only a group that has not begun can refuse it."""
+        """Report a peer whose clock is off by more than Γ; the group refuses the peer if it has not begun yet."""
         violation = self.exchange.on_clock_difference(difference.peer, difference.incarnation, difference.difference_ns)
         if violation is not None:
             self.events.append(violation)
@@ -80,15 +80,15 @@ class OrderBase(ABC):
         """Whether the order accepts and delivers messages."""
 
     def waiting_for(self) -> tuple[int, ...]:
-        """The members that the exchange still lacks; empty once the order runs."""
+        """The members whose HELLO or first slot is not known yet; empty once the order runs."""
         return () if self.running() else self.exchange.missing()
 
     def why_not_formed(self) -> str:
-        """Why the exchange refused peers' HELLOs; empty if it refused none."""
+        """Why this member refused HELLOs of its peers, as one text; empty if it refused none."""
         return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared in its HELLO, if one has arrived."""
+        """The rate that a peer declared, or None if it is not known yet."""
         return self.exchange.rate(peer)
 
     def by_multicast(self) -> bool:
@@ -97,7 +97,7 @@ class OrderBase(ABC):
 
 
 class VariableRateBase(OrderBase):
-    """An order with the modes of figure 6: VBR, the leader orders, and multicast without an order."""
+    """The base of VBR, the leader orders and multicast without an order: they have the modes of paper 000, figure 6."""
 
     def __init__(self, policy: Policy, *, allow_restarts: bool = False, check_clocks: bool = False) -> None:
         super().__init__(policy, allow_restarts=allow_restarts, check_clocks=check_clocks)

@@ -3,8 +3,8 @@
 Each member repeats a HELLO. Once it has a HELLO of every peer, it names its own first slot, by its clock: the first
 slot before which every peer has received the HELLO that names it. The group starts at the latest of the named slots,
 which each member knows when it has them all. No member sends a message before that, so a member that starts late loses
-none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (§7), so that no member learns
-a first slot too late.
+none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (paper 000 §7), so that no
+member learns a first slot too late.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HELLO_INTERVAL_MAX_NS = 200_000_000
 
 
 def members_key(members: tuple[int, ...]) -> int:
-    """A key that differs between two members with different member lists."""
+    """A number computed from a member list: members compare it in HELLOs to find out that their lists differ."""
     return zlib.crc32(",".join(map(str, members)).encode())
 
 
@@ -32,7 +32,7 @@ def _fec_text(fec: tuple[int, int] | None) -> str:
 
 
 def order_key(policy: Policy) -> int:
-    """A key that differs between two members with different orders, or with and without reliable multicast.
+    """A number computed from the order and from whether it uses reliable multicast; members compare it in HELLOs.
 
     ρ, η and ω may differ: each message carries its own.
     """
@@ -59,7 +59,7 @@ class RateExchange:
         self._check_clocks = check_clocks
         self.down: list[Frame] = [] if down is None else down
         self.problems: dict[int, str] = {}
-        """Why each refused peer's HELLO does not fit."""
+        """By refused peer, why its HELLO does not fit this member's settings."""
         self._policy = policy
         timing = policy.timing
         self._hello_interval_ns = min(
@@ -68,18 +68,18 @@ class RateExchange:
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._hellos: dict[int, Hello] = {}
         self.incarnations: dict[int, int] = {policy.member: policy.incarnation}
-        """The incarnation of each member that its latest HELLO showed."""
+        """By member, its incarnation according to its latest HELLO."""
         self._received_by_multicast: dict[int, bool] = {}
         self._own_first_slot = 0
         self.next_hello_at: int | None = 0
         """When the next HELLO is due; None when no more are needed."""
         self._refused_incarnations: dict[int, int] = {}
-        """The incarnation of each peer that was refused for its clock."""
+        """By peer that was refused because its clock is wrong, its incarnation at that time."""
         self.slot_changes = 0
         """How many times the group has changed its slot length."""
 
     def from_below(self, now: int, frame: Frame) -> Violation | None:
-        """A HELLO has arrived; returns a violation if it shows a new problem."""
+        """Process a HELLO that has arrived; returns a violation if the HELLO shows a new problem, otherwise None."""
         hello, peer = message_in(frame, Hello), frame.sender
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
@@ -116,7 +116,7 @@ class RateExchange:
     def on_clock_difference(self, peer: int, incarnation: int, difference_ns: int) -> ClockViolation | None:
         """A peer's clock is off by more than Γ: refuse the peer if we have not named our first slot yet.
 
-        Returns a violation, or None if the difference is known.
+        Returns a violation, or None if this incarnation of the peer was already refused.
         """
         if self._refused_incarnations.get(peer) == incarnation:
             return None
@@ -131,7 +131,7 @@ class RateExchange:
         return violation
 
     def _report_problem(self, kind: ViolationKind, peer: int, problem: str) -> Violation | None:
-        """Returns a violation for the first HELLO that shows a problem, None for its repetitions."""
+        """Returns a violation for the first HELLO in which a peer shows this problem, and None for later ones."""
         if self.problems.get(peer) == problem:
             return None
         self.problems[peer] = problem
@@ -244,7 +244,7 @@ class RateExchange:
         return self.complete and all(hello.complete for hello in self._hellos.values())
 
     def first_slot(self) -> int:
-        """The slot at which the group starts; valid only when complete."""
+        """The slot at which the group starts; valid only once `complete` is true."""
         return max(self._own_first_slot, *(hello.first_slot for hello in self._hellos.values()), 0)
 
     def missing(self) -> tuple[int, ...]:

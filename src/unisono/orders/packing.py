@@ -1,11 +1,12 @@
 """Messages on their way into frames and out of them: `Pacer`, `Packer`, `Rqueue`, and the bundles of agreed logs.
 
 The pacer holds a sender to its declared rate (paper 000 §2.1): messages per slot, payload per slot, and the average
-over k slots. The paper assumes that applications keep their rates; here further messages wait at the application.
+over k slots (the averaging slots). The paper assumes that applications keep their rates; here further messages wait at
+the application.
 
 The packer packs messages into frames. Full frames leave at once; the rest of a slot waits for its end-of-slot mark.
-Holding messages back costs no latency, since a slot is delivered after its end (compare 001-7), and it saves the
-paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
+Holding messages back costs no latency, since a slot is delivered after its end (compare erratum 001-7), and it saves
+the paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
 
 Rqueue(j) holds the received frames of sender j until their slot is delivered (paper 000 figure 6). Frames are keyed by
 slot and by number within the slot, so datagrams may overtake each other.
@@ -48,7 +49,7 @@ from unisono.wire.frame import (
 
 
 class Pacer:
-    """The budget of one sender, slot by slot."""
+    """Counts what one sender submits in each slot, and says how much more its declared rate allows."""
 
     def __init__(self, rate: Rate, theta_ns: int, max_message: int) -> None:
         self.theta_ns = theta_ns
@@ -78,9 +79,10 @@ class Pacer:
             self._past_messages -= self._past_slots.popleft()[1]
 
     def change_slot(self, slot: int, theta_ns: int) -> None:
-        """Change the slot length from `slot` on, which must be opened next.
+        """Change the slot length from `slot` on. The next slot to open must be `slot`.
 
-        Messages of earlier slots then count for slots of the new length that are as far back in time, or slightly less.
+        The pacer renumbers the earlier slots in units of the new length, so that the average still counts their
+        messages for about the same time.
         """
         old_theta_ns, self.theta_ns = self.theta_ns, theta_ns
         if self.slot_messages:
@@ -106,9 +108,9 @@ class Pacer:
         self.slot_bytes += payload_bytes
 
     def check(self, member: int) -> None:
-        """After a submission: the slot holds no more than the burst of messages and bytes that this member declared."""
+        """Raise InvariantViolated if this slot has more messages or bytes than the burst that this member declared."""
         if self.slot_messages > self.rate.burst or self.slot_bytes > self.burst_bytes:
-            text = f"this member accepts more in slot {self._slot} than it reserved"
+            text = f"this member accepted more messages or bytes in slot {self._slot} than it reserved"
             expected = f"at most {self.rate.burst} messages and {self.burst_bytes} bytes"
             found = f"{self.slot_messages} messages and {self.slot_bytes} bytes"
             raise InvariantViolated("reservation", member, text, expected, found)
@@ -127,9 +129,9 @@ class FramePayload:
     flags: int = 0
     """The header flags that say what the body is."""
     messages_completed: int = 0
-    """The number of messages that end in this frame; the sender's sequence number advances by it."""
+    """The number of messages that end in this frame; the sender's sequence number grows by this number."""
     message: object = None
-    """The control message that the body encodes, if it does."""
+    """The control message that the body encodes; None if the body holds no control message."""
 
     def data_frame(
         self,
@@ -162,7 +164,7 @@ class FramePayload:
         )
 
     def encoded(self) -> bytes:
-        """The payload in one piece."""
+        """The payload as one bytes object."""
         return bytes(self.body) if self.packed_messages is None else b"".join(self.packed_messages.parts())
 
 
@@ -171,7 +173,7 @@ NO_MESSAGES = FramePayload()
 
 
 class Packer:
-    """Fills frames of at most `max_frame` bytes."""
+    """Packs messages into frames of at most `max_frame` bytes, and holds back those that do not fill a frame yet."""
 
     def __init__(self, max_frame: int) -> None:
         self._capacity_bytes = max_frame - HEADER_BYTES - PACKED_HEADER_BYTES
@@ -285,15 +287,16 @@ def frames_per_slot(rate: Rate, max_message: int, max_frame: int) -> int:
 
 
 def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> BandwidthReservation:
-    """NetAvgRate and NetMaxBurst, in bytes, for a declared rate (Theorem 3, counted in frames).
+    """The bandwidth that a member reserves for a declared rate, in bytes (paper 000, Theorem 3, counted in frames).
 
-    The average grows by one header per slot, the 1/Θ of the theorem. Θ is the declared one unless given.
+    The average grows by one header per slot, the 1/Θ of the theorem. `theta_ns` is the slot length; by default it is
+    the one that the policy declares.
     """
     theta_ns, largest = theta_ns or policy.timing.theta_ns, policy.max_message
     frames = frames_per_slot(rate, largest, policy.max_frame)
     if frames > FRAME_NUMBER_MAX:
         raise InvalidOption(
-            "rate.burst", f"a slot would need {frames:,} frames, and at most {FRAME_NUMBER_MAX:,} are possible"
+            "rate.burst", f"a slot would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible"
         )
     header = HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
     burst = rate.bytes_per_slot(largest) + SIZE_ENTRY_BYTES * rate.burst + frames * header
@@ -310,7 +313,10 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
 
 
 class ReservedPacer(Pacer):
-    """A pacer that also reserves its rate. A new rate is in force from the next slot on; until then both have room."""
+    """A pacer that also reserves bandwidth for its rate.
+
+    A new rate is in force from the next slot on. Until then the reservation covers the old and the new rate.
+    """
 
     def __init__(
         self, policy: Policy, reserver: Reserver, reservation_of: Callable[[Rate], BandwidthReservation]
@@ -318,7 +324,7 @@ class ReservedPacer(Pacer):
         super().__init__(policy.rate, policy.timing.theta_ns, policy.max_message)
         self._policy, self._reserver, self._reservation_of = policy, reserver, reservation_of
         self.next_rate: Rate | None = None
-        """The rate from the next slot on, if it changes."""
+        """The rate that is in force from the next slot on; None if the rate does not change."""
         self.reserve()
 
     def reserve(self) -> None:
@@ -326,7 +332,10 @@ class ReservedPacer(Pacer):
         self._reserver.reserve(self._reservation_of(self.rate))
 
     def change_rate(self, rate: Rate) -> None:
-        """Use a rate from the next slot on, and reserve the larger of both until then."""
+        """Use a new rate from the next slot on.
+
+        Until then, reserve enough for the larger of the old and the new rate.
+        """
         self._policy.check_rate(rate)
         new, old = self._reservation_of(rate), self._reservation_of(self.rate)
         self._reserver.reserve(
@@ -348,7 +357,7 @@ class ReservedPacer(Pacer):
 
 @dataclass(slots=True)
 class SlotFrames:
-    """One sender's frames of one slot."""
+    """The frames that one sender sent in one slot and that have arrived here."""
 
     waiting: dict[int, Frame] = field(default_factory=dict)
     next_number: int = 0
@@ -360,19 +369,19 @@ class SlotFrames:
         return self.last_number is not None and self.next_number > self.last_number
 
     def missing(self) -> list[int]:
-        """The frame numbers that are missing before the last frame known."""
+        """The numbers of the frames that have not arrived, up to the last frame of the slot that is known."""
         top = self.last_number if self.last_number is not None else max(self.waiting, default=-1)
         return [n for n in range(self.next_number, top + 1) if n not in self.waiting]
 
 
 class Rqueue:
-    """The frames of one sender."""
+    """The received and undelivered frames of one sender, by slot (the Rqueue of paper 000)."""
 
     def __init__(self) -> None:
         self.slots: dict[int, SlotFrames] = {}
 
     def add(self, frame: Frame) -> bool:
-        """Store a frame; False if it is a duplicate or contradicts the slot's end-of-slot mark."""
+        """Store a frame. Returns False if the frame is a duplicate or contradicts the end-of-slot mark of its slot."""
         frames = self.slots.get(frame.slot)
         if frames is None:
             frames = self.slots[frame.slot] = SlotFrames()
@@ -398,15 +407,15 @@ _BUNDLE = struct.Struct("!HIQQB")
 _SLOT = struct.Struct("!Q")
 _LENGTH = struct.Struct("!I")
 BUNDLE_BYTES = _BUNDLE.size
-"""The bytes of a bundle besides its body."""
+"""The number of bytes of an encoded bundle before its body."""
 LENGTH_BYTES = _LENGTH.size
 BUNDLE_OVERHEAD_BYTES = _SLOT.size + LENGTH_BYTES + BUNDLE_BYTES
-"""The bytes before the body of the only bundle of a log value."""
+"""The number of bytes before the body of the bundle, in a log value that holds a single bundle."""
 _FLAGS = FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT
 
 
 class Bundle(NamedTuple):  # created for each message of an agreed log, and cheaper to create than a dataclass
-    """A sender's bundle number `serial`: packed messages, or a fragment of one message, as the frame flags say."""
+    """Bundle number `serial` of a sender. The frame flags say if it holds packed messages or a fragment."""
 
     sender: int
     incarnation: int
@@ -417,7 +426,7 @@ class Bundle(NamedTuple):  # created for each message of an agreed log, and chea
 
 
 def encode_bundle(bundle: Bundle) -> bytes:
-    """Encode a bundle."""
+    """Encode a bundle as bytes, for its way to the leader and in a log value."""
     return _BUNDLE.pack(*bundle[:5]) + bundle.body
 
 
@@ -434,9 +443,9 @@ def read_bundle(data: bytes, at: int, end: int) -> Bundle:
     sender, incarnation, serial, sequence, flags = _BUNDLE.unpack_from(data, at)
     body = data[start:end]
     if serial >= SEQUENCE_LIMIT or sequence >= SEQUENCE_LIMIT or flags & ~_FLAGS:
-        raise Unreadable(f"a field of a bundle is out of range: {serial=}, {sequence=}, {flags=}")
+        raise Unreadable(f"a bundle has a number of 2**63 or more, or unknown flags: {serial=}, {sequence=}, {flags=}")
     if not (body if flags & FRAGMENT else not flags and read_packed_messages(body, 0, len(body)) is not None):
-        raise Unreadable("a bundle holds neither a fragment nor packed messages")
+        raise Unreadable(f"a bundle of {len(body)} bytes with {flags=} holds neither a fragment nor packed messages")
     return Bundle(sender, incarnation, serial, sequence, flags, body)
 
 
@@ -451,16 +460,16 @@ def encode_log_value(slot: int, bundles: Sequence[bytes]) -> bytes:
 def decode_log_value(value: bytes) -> tuple[int, list[Bundle]]:
     """Decode a log value into its slot and bundles; raises Unreadable if it is malformed."""
     if len(value) < _SLOT.size:
-        raise Unreadable(f"a log value of {len(value)} bytes has no slot")
+        raise Unreadable(f"a log value of {len(value)} bytes is too short for its slot field of {_SLOT.size} bytes")
     (slot,) = _SLOT.unpack_from(value)
     if slot >= SEQUENCE_LIMIT:
-        raise Unreadable(f"slot {slot} is too large; it must be less than 2**63")
+        raise Unreadable(f"slot {slot} of a log value is too large; it must be less than 2**63")
     bundles: list[Bundle] = []
     at = _SLOT.size
     while at < len(value):
         start = at + LENGTH_BYTES
         if start > len(value):
-            raise Unreadable(f"the length of a bundle at offset {at} is missing")
+            raise Unreadable(f"a log value of {len(value)} bytes ends in the length field of a bundle at offset {at}")
         at = start + _LENGTH.unpack_from(value, at)[0]
         bundles.append(read_bundle(value, start, at))
     return slot, bundles
@@ -478,7 +487,10 @@ class SenderState:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Replaces a prefix of the log: its number of messages, its last slot, and the senders in ascending order."""
+    """A snapshot that replaces the first part of an agreed log.
+
+    It has the number of messages in that part, its last slot, and the state of each sender, in ascending order.
+    """
 
     messages: int
     slot: int
@@ -492,7 +504,7 @@ _LOG_STATE = Spec(LogState, u64("messages"), u64("slot"), count("senders"), Item
 
 
 def encode_log_state(state: LogState) -> bytes:
-    """Encode a log state."""
+    """Encode a log state as bytes, for a snapshot."""
     return _LOG_STATE.encode(state)
 
 

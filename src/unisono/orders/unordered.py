@@ -46,7 +46,7 @@ from unisono.wire.frame import (
 )
 
 HORIZON_NS = NS_PER_S
-"""Refuse frames of slots that are more than this and Γ ahead of our clock."""
+"""Refuse frames of slots that start more than this time plus Γ ahead of this member's clock."""
 MAX_EARLY_FRAMES = 1 << 14
 """How many frames are kept that arrive before this member knows that the group has started."""
 MAX_PARTIAL_MESSAGES = 1 << 10
@@ -80,7 +80,7 @@ class _PartialMessage:
 
 
 class Unordered(VariableRateBase):
-    """The automaton of one member."""
+    """One member's automaton for multicast without a total order."""
 
     gap_free = False  # there is no total order to be free of gaps; the checker checks agreement
     keeps_sending_to_departed = True  # a departed member may still broadcast copies that its peers need
@@ -94,7 +94,7 @@ class Unordered(VariableRateBase):
         self._pacer = ReservedPacer(policy, reserver, partial(reservation, policy))
         self._slot = self._next_frame_number = self._sequence = 0
         self._submissions_waiting = False
-        """Whether messages were refused that the application will submit again in the next slot."""
+        """Whether the declared rate did not allow some submitted messages; the application submits them again later."""
         self._leaving = False
         # Delivering.
         self._index = 0
@@ -106,7 +106,7 @@ class Unordered(VariableRateBase):
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """app-mcast: send as many of the messages at once as the declared rate allows now. Returns how many."""
+        """Send at once as many of the messages as the declared rate allows now. Returns how many were sent."""
         if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
         sizes = checked_sizes(messages, self._policy.max_message)
@@ -128,7 +128,7 @@ class Unordered(VariableRateBase):
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived: deliver its messages, or use its HELLO to form the group."""
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 self._receive_hello(now, frame)
@@ -144,12 +144,15 @@ class Unordered(VariableRateBase):
             self.ignored["data in mode " + self.mode] += 1
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on. Until then the larger of both rates is reserved."""
+        """Use a new rate from the next slot on.
+
+        Until then, reserve enough for the larger of the old and the new rate.
+        """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             self._pacer.change_rate(rate)
 
     def leave(self, now: int) -> None:
-        """Announce the departure, after all messages."""
+        """Leave the group: announce the departure with this member's last frame, after all its messages."""
         if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
@@ -166,7 +169,7 @@ class Unordered(VariableRateBase):
             self._submissions_waiting = False
 
     def wake_at(self) -> int | None:
-        """When the next HELLO is due, or the next slot if messages or a new rate wait for it."""
+        """The earliest time of the next HELLO and, if messages or a new rate wait for it, of the next slot."""
         next_slot_at = None
         if self.mode is Mode.DELIVER_MESSAGES and (self._submissions_waiting or self._pacer.next_rate is not None):
             next_slot_at = max(self._timing.end_of(self._slot), self._timing.start_of(self.view.first_slot))
@@ -247,6 +250,6 @@ class Unordered(VariableRateBase):
         return self._timing.slot_of(now + self._timing.gamma_ns + HORIZON_NS) + 1
 
     def bound_ns(self) -> int:
-        """AppLatency: Δ, or 2Δ+Θ if delivery is uniform."""
+        """The latency bound: Δ, or 2Δ+Θ if delivery is uniform."""
         delta = self._timing.delta_ns
         return 2 * delta + self._timing.theta_ns if self._uniform else delta

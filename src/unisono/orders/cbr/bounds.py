@@ -10,12 +10,12 @@ from unisono.wire.frame import HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES
 
 
 def turn_bound_ns(timing: Timing) -> int:
-    """Theorem 1: a message is delivered at most Δ+Γ after its turn."""
+    """The latency bound from a message's turn to its delivery: Δ+Γ (paper 000, Theorem 1)."""
     return timing.delta_ns + timing.gamma_ns
 
 
 def latency_bound_ns(timing: Timing, rate: int) -> int:
-    """From submission to delivery: a message waits at most one period for its turn, and then takes at most Δ+Γ."""
+    """The latency bound from submission to delivery: at most 1/rate until the message's turn, and then Δ+Γ."""
     return turn_bound_ns(timing) + period_ns(rate)
 
 

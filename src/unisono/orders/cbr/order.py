@@ -51,13 +51,13 @@ from unisono.wire.control import Hello
 from unisono.wire.frame import END_OF_SLOT, FRAGMENT, LEAVING, Frame, Kind, ReassembledMessage
 
 HORIZON_NS = NS_PER_S
-"""Refuse frames of turns that are more than this and Γ ahead of our clock."""
+"""Refuse frames of turns that are due more than this time plus Γ ahead of this member's clock."""
 
 # -- the modes: figure 2 as a table ----------------------------------------------------------------------------------
 
 
 class CbrMode(StrEnum):
-    """The modes of figure 2, and LEFT, which the paper leaves out."""
+    """The modes of the CBR order (paper 000, figure 2), and LEFT, which the paper leaves out."""
 
     GET_RATE = "GetRate"
     FIRST_RESERVE = "FirstReserve"
@@ -68,7 +68,7 @@ class CbrMode(StrEnum):
 
 
 class CbrAction(StrEnum):
-    """The actions that change the mode."""
+    """The actions that change the mode of the CBR order."""
 
     INIT_RATE = "init-rate"
     RESERVE = "reserve"
@@ -94,7 +94,7 @@ CBR_TRANSITIONS: dict[tuple[CbrMode, CbrAction], CbrMode] = {
 
 
 class CbrInput(StrEnum):
-    """The inputs of the automaton."""
+    """The inputs of the CBR automaton whose effect depends on its mode."""
 
     SUBMIT = "app-mcast"
     HELLO = "rate received"
@@ -121,7 +121,7 @@ CBR_RUNNING = frozenset({CbrMode.DELIVER_MESSAGES, CbrMode.RESERVE})
 
 
 class Cbr(OrderBase):
-    """The automaton of one member."""
+    """One member's automaton of the order `cbr`."""
 
     gap_free = True
     keeps_sending_to_departed = False  # a member that has left cannot come back
@@ -157,7 +157,7 @@ class Cbr(OrderBase):
         self.current = 0
         """The position in Porder of the next turn to process."""
         self.cycle = 0
-        """The cycle being delivered."""
+        """The number of the cycle whose turns are being delivered."""
         self.processed = 0
         """The number of turns processed since the start."""
         self._turns_processed: dict[int, int] = {}
@@ -202,7 +202,7 @@ class Cbr(OrderBase):
         )
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived: a HELLO, a turn, or a message about rates."""
         accepted_inputs = CBR_ACCEPTED_INPUTS[self.mode]
         if frame.kind is Kind.HELLO:
             if CbrInput.HELLO in accepted_inputs:
@@ -297,7 +297,7 @@ class Cbr(OrderBase):
         self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """When the next own turn or HELLO is due, or the next turn in Porder becomes late."""
+        """The earliest of: the next own turn, the next HELLO, and when the next turn in Porder becomes late."""
         if self.mode is CbrMode.GET_RATE:
             return 0
         if self.mode is CbrMode.LEFT:
@@ -443,7 +443,7 @@ class Cbr(OrderBase):
             self.events.append(ViewChange(self.view, left=departed))
 
     def check_porder(self) -> None:
-        """At the start of a cycle, Porder has as many turns as the rates of its members say."""
+        """Raise InvariantViolated if Porder of a new cycle does not give each member as many turns as its rate."""
         turns, expected = Counter(self.porder), Counter(self.rate)
         if turns != expected:
             text = f"Porder of cycle {self.cycle} does not give each member the turns of its rate"
@@ -474,7 +474,7 @@ class Cbr(OrderBase):
         return turn_number((now + self._timing.gamma_ns + HORIZON_NS) // CYCLE_NS + 2, 0) - 1
 
     def bound_ns(self) -> int:
-        """AppLatency from submission, at the present rates: Theorem 1 plus a period of the slowest member."""
+        """The latency bound from submission, at the present rates: Δ+Γ plus the slowest member's 1/rate."""
         known = [*self.rate.values(), self._renegotiation.rate, self._renegotiation.declared_rate()]
         return latency_bound_ns(self._timing, min(known))
 
@@ -483,7 +483,7 @@ class Cbr(OrderBase):
         return self.mode in CBR_RUNNING
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared last, or None."""
+        """The rate that a peer declared last, or None if it is not known yet."""
         declared = self.exchange.rate(peer)
         return declared if declared is None else replace(declared, avg=self.rate.get(peer, declared.avg))
 

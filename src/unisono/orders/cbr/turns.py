@@ -72,7 +72,7 @@ def porder_by_sorting(rates: Mapping[int, int]) -> Porder:
 
 
 def initial_porder(rates: Mapping[int, int]) -> Porder:
-    """start-deliver: merge the turns of all members, one member after the other."""
+    """The Porder with which the group starts: merges the turns of all members, one member after the other."""
     order: Porder = ()
     merged: dict[int, int] = {}
     for member in sorted(rates):
@@ -150,7 +150,7 @@ def frames_per_turn(policy: Policy) -> int:
 
 
 def cbr_reservation(policy: Policy, rate: int) -> BandwidthReservation:
-    """NetRate = AppRate (§4.4): one turn per message that the application declared, in bytes on the wire."""
+    """The bandwidth for a rate, in bytes on the wire: one turn for each declared message (paper 000 §4.4)."""
     header = HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
     turn = policy.max_message + PACKED_HEADER_BYTES + frames_per_turn(policy) * header
     once = BandwidthReservation(rate * turn, rate * turn, CYCLE_NS)
@@ -179,7 +179,7 @@ class RateRenegotiation:
         self._unconfirmed_receivers: dict[int, None] = {}
         """Receivers that have not confirmed the requested rate yet, in member order."""
         self._incoming_rates: dict[int, int] = {}
-        """The rate in force of each peer."""
+        """By peer, its rate in the cycle that is being delivered."""
         self._promised_rates: dict[int, int] = {}
         """The larger rate that this member has reserved for a peer's request, by peer."""
         if not self._by_receiver:
@@ -188,7 +188,10 @@ class RateRenegotiation:
     # -- this member's rate ----------------------------------------------------------------------------------
 
     def request_rate(self, rate: int) -> None:
-        """new-rate. Under sender-based reservation it may raise ReservationRefused and then changes nothing."""
+        """Request another rate.
+
+        Under sender-based reservation it may raise ReservationRefused and changes nothing then.
+        """
         if not self._by_receiver:
             # The old rate stays in use until the change, so reserve for the largest.
             self._reserver.reserve(cbr_reservation(self._policy, max(self.rate, self._next_rate, rate)))

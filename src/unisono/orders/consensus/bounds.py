@@ -11,16 +11,16 @@ from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 
 def consensus_latency_bound_ns(timing: Timing) -> int:
-    """6Δ while no member fails and no datagram is lost.
+    """The latency bound of the order `consensus`: 6Δ while no member fails and no datagram is lost.
 
-    The message travels to the leader (Δ). It may wait there until an instance of a full window is decided (2Δ). Then
-    come ACCEPT and ACCEPTED (2Δ), and the leader announces the decision (Δ).
+    The message travels to the leader (Δ). It may wait there until one of the instances in progress is decided, if as
+    many are in progress as may be (2Δ). Then come ACCEPT and ACCEPTED (2Δ), and the leader announces the decision (Δ).
     """
     return 6 * timing.delta_ns
 
 
 def offer_consensus(ask: Ask) -> Offer:
-    """The offer of total order by consensus for an ask."""
+    """What total order by consensus offers for a request to the planner: latency, rate and reasons."""
     timing, rate, n = ask.timing, ask.rate, ask.members
     bound = consensus_latency_bound_ns(timing)
     heartbeats = 2 * NS_PER_S / heartbeat_interval_ns(timing)

@@ -90,7 +90,10 @@ def build_consensus(
     retain: int,
     check_state: CheckState,
 ) -> Consensus:
-    """Consensus among `members`, with the intervals that the policy's timing asks for, continued from its records."""
+    """Build the consensus among `members`, which continues from its stored records if there are any.
+
+    Its time-outs follow from the timing of the policy. At most `window` instances are in progress at a time.
+    """
     return Consensus(
         policy.member,
         members,
@@ -161,7 +164,7 @@ class ConsensusOrderBase(ABC):
 
     @abstractmethod
     def _on_leader_change(self, now: int) -> None:
-        """There is another leader, or the first one: call `adopt_leader`, and send it what is not decided."""
+        """React to the first leader or to a new one: call `adopt_leader`, and send undecided messages to the leader."""
 
     @abstractmethod
     def _propose(self, now: int) -> bool:
@@ -173,7 +176,7 @@ class ConsensusOrderBase(ABC):
 
     @abstractmethod
     def _finish_flush(self, now: int) -> None:
-        """Nothing is left to propose or to apply: queue the frames that follow, and leave if that is due."""
+        """At the end of `flush`, when there is nothing to propose or apply: queue outgoing frames, and leave if due."""
 
     def leave(self, now: int) -> None:
         """Leave when all submitted messages are in the log. The others still need a majority of all members."""
@@ -184,7 +187,10 @@ class ConsensusOrderBase(ABC):
     # -- leaders ---------------------------------------------------------------------------------------------
 
     def adopt_leader(self, now: int, first_slot: int) -> None:
-        """There is a leader. If it is the first one, the group is formed; otherwise report the change."""
+        """Follow the leader that consensus has.
+
+        The first leader forms the group; a later one is reported as a change.
+        """
         leader = self.consensus.leader
         if self.mode is Mode.DET_RATE:
             self.mode = Mode.DELIVER_MESSAGES
@@ -200,7 +206,7 @@ class ConsensusOrderBase(ABC):
         self._last_leader, self.leaderless_since, self._blocked_reported = leader, None, False
 
     def trusted(self) -> list[int]:
-        """The peers that are not suspected."""
+        """The peers that the failure detector does not suspect."""
         return self.consensus.detector.trusted(self.consensus.peers)
 
     def _forward_timeout_ns(self) -> int:
@@ -210,7 +216,10 @@ class ConsensusOrderBase(ABC):
     # -- trouble ---------------------------------------------------------------------------------------------
 
     def report_consensus_problems(self, now: int) -> None:
-        """Report members without their storage, and a group that has had no leader for too long, each once."""
+        """Report each member that lost its storage, and a group without a leader for too long.
+
+        Each is reported once.
+        """
         self._report_lost_storage()
         self._report_refusals()
         consensus = self.consensus
@@ -257,7 +266,7 @@ class ConsensusOrderBase(ABC):
         return self._bound_ns
 
     def latest_slot(self, now: int) -> int:
-        """The last slot that a frame may name: any, because these orders do not compare clocks."""
+        """The last slot that a frame may name: the largest one, because orders by consensus do not compare clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
 
     def running(self) -> bool:
@@ -270,16 +279,16 @@ class ConsensusOrderBase(ABC):
         return () if self.running() else tuple(peer for peer in self.consensus.peers if not received_from(peer))
 
     def why_not_formed(self) -> str:
-        """Which members do not count because they lost their storage; empty if all count."""
+        """A text that names the members that do not count because they lost their storage; empty if all count."""
         lost = sorted(self.consensus.storage_identity.lost_storage)
         return f"members {lost} have lost their storage" if lost else ""
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """None: members do not exchange their rates."""
+        """Always None: the members of this order do not exchange their rates."""
         return None
 
     def by_multicast(self) -> bool:
-        """No: most frames go to one member."""
+        """Always False: this order does not use IP multicast, because most frames go to one member."""
         return False
 
 
@@ -288,17 +297,17 @@ WINDOW = 64
 BUNDLES_MAX = 1 << 10
 """At most this many bundles of a member may wait for their place in the log."""
 FORWARDED_MAX = 1 << 8
-"""At most this many of them are on their way to the leader at a time."""
+"""At most this many undecided bundles of a member are on their way to the leader at a time."""
 RETRANSMIT_AT_ONCE = 8
 """Forward again at most this many bundles at a time. The leader has kept later ones that arrived early."""
 VALUE_TARGET_BYTES = 2048
-"""Fill values up to this size. Beyond it, several instances in one frame do as well."""
+"""Fill log values up to this size. Larger values gain nothing, because one frame can carry several instances."""
 COMPACT_EVERY_INSTANCES = 4096
 """Replace the log by a snapshot each time this many instances have been decided."""
 
 
 class ConsensusOrder(ConsensusOrderBase):
-    """The automaton of one member."""
+    """One member's automaton of the order `consensus`."""
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:
         members, retain = policy.view.members, COMPACT_EVERY_INSTANCES
@@ -317,17 +326,20 @@ class ConsensusOrder(ConsensusOrderBase):
         self._undecided: deque[tuple[int, int, bytes]] = deque()
         """(serial, slot, encoded bundle) of own bundles that are not in the log yet."""
         self._forwarded = self._forwarded_at = 0
-        """How many of these have been forwarded to the present leader, and when this last made progress."""
+        """How many undecided bundles were forwarded to the present leader, and from when their time-out runs."""
         # Leading.
         self._to_propose: deque[bytes] = deque()
         """Encoded bundles that a leader puts into the next values."""
         self._next_to_propose: dict[int, tuple[int, int]] = {}
-        """By sender, its incarnation and the serial number of its next bundle that this leader expects."""
+        """At the leader: by sender, its incarnation and the serial number of its next bundle to propose."""
         self._out_of_order: dict[tuple[int, int], dict[int, bytes]] = {}
-        """By sender and incarnation, bundles that arrived before earlier ones."""
+        """By sender and incarnation, the bundles that wait at the leader because an earlier bundle has not arrived."""
 
     def _reservation(self, rate: Rate) -> BandwidthReservation:
-        """The bandwidth that a leader needs: all members' frames, if their rates equal this one's, and heartbeats."""
+        """The bandwidth that a leader needs for all members' frames and for heartbeats.
+
+        It assumes that the other members have the same rate as this one.
+        """
         own = reservation(self._policy, rate)
         heartbeat_bytes, members = HEADER_BYTES + 64 + UDP_IP_BYTES, len(self._policy.view.members)
         average = own.avg_bytes_per_s * members + 2 * heartbeat_bytes * NS_PER_S // heartbeat_interval_ns(self._timing)
@@ -359,14 +371,14 @@ class ConsensusOrder(ConsensusOrderBase):
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive: a frame has arrived."""
+        """Process a frame that has arrived, of consensus or with forwarded bundles."""
         if self.mode is not Mode.LEFT:
             if frame.kind is not Kind.HEARTBEAT:  # a heartbeat has no effect before the next wake
                 self.now, self.has_pending_input = now, True
             self.consensus.from_below(now, frame)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Handle the timers that are due: those of consensus, and the time-out of undecided bundles."""
         if self.mode is Mode.LEFT:
             return
         if self.mode is Mode.GET_RATE:
@@ -379,7 +391,7 @@ class ConsensusOrder(ConsensusOrderBase):
             self._finish_leaving()
 
     def wake_at(self) -> int | None:
-        """The next time that consensus needs, or at which undecided bundles are overdue."""
+        """The earliest of: the next timer of consensus, and when undecided bundles are overdue."""
         if self.mode is Mode.LEFT:
             return None
         at = self.consensus.wake_at()
@@ -389,7 +401,10 @@ class ConsensusOrder(ConsensusOrderBase):
         return min(times, default=None)
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: use a rate from the next slot on. Until then, reserve bandwidth for the larger of both rates."""
+        """Use a new rate from the next slot on.
+
+        Until then, reserve enough for the larger of the old and the new rate.
+        """
         self._pacer.change_rate(rate)
 
     # -- parts of flush --------------------------------------------------------------------------------------
@@ -509,10 +524,10 @@ class ConsensusOrder(ConsensusOrderBase):
         self._forward(now)
 
     def check_instance(self, decision: ConsensusOutput) -> None:
-        """Decided instances are applied one after the other; only a snapshot may skip some."""
+        """Raise InvariantViolated if a decided instance is not the next one; only a snapshot may skip instances."""
         expected = self._applied_instance + 1
         if decision.k != expected and (decision.k < expected or isinstance(decision, Decision)):
-            text = "the log applies an instance again, or skips one"
+            text = "this member applies an instance of the log again, or skips one"
             raise InvariantViolated("log", self._policy.member, text, f"instance {expected}", str(decision.k))
         self._applied_instance = decision.k
 
@@ -541,12 +556,12 @@ class ConsensusOrder(ConsensusOrderBase):
 
 
 class AgreedLog:
-    """Turns decided values into deliveries. All members compute the same ones, except for the delivery index."""
+    """Turns decided values into deliveries. They are the same at all members, except for the delivery index."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.slot = 0
-        """The slot of the last value. It never decreases."""
+        """The slot of the last log value that was applied. It never decreases."""
         self.first_slot = 0
         """From this slot on this member delivers all messages."""
         self._next_serials: dict[int, tuple[int, int]] = {}
@@ -555,7 +570,10 @@ class AgreedLog:
         self._message_count = self._index = 0
 
     def next_serial(self, sender: int, incarnation: int) -> int:
-        """The serial number of the next bundle that counts; beyond all numbers if a later incarnation has begun."""
+        """The serial number of the next bundle that the log accepts from this incarnation of a sender.
+
+        It is larger than any real serial number if a later incarnation is in the log already.
+        """
         known_incarnation, serial = self._next_serials.get(sender, (-1, 0))
         if known_incarnation < incarnation:
             return 0
@@ -584,7 +602,7 @@ class AgreedLog:
             self._index += count
 
     def _packed_messages(self, bundle: Bundle) -> PackedMessages | None:
-        """The messages of a bundle; for a fragment, the whole message with its last fragment, and None before."""
+        """The messages that a bundle completes. For a fragment: None, unless it is the last one of its message."""
         if not bundle.flags & FRAGMENT:
             return read_packed_messages(bundle.body, 0, len(bundle.body))
         fragments = self._fragments.setdefault(bundle.sender, [])
@@ -603,7 +621,7 @@ class AgreedLog:
         return encode_log_state(LogState(self._message_count, self.slot, senders))
 
     def restore(self, restored: RestoredState) -> None:
-        """Continue from a snapshot."""
+        """Replace the state of this log by a snapshot, and continue from there."""
         try:
             state = decode_log_state(restored.state)
         except Unreadable as error:

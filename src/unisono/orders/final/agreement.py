@@ -35,7 +35,7 @@ Ranges = tuple[SequenceRange, ...]
 
 
 class MemberReport:
-    """The last complete report of one member."""
+    """The last complete report of one member about the messages that it holds."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class MemberReports:
         )
 
     def holders(self, sender_slot: SenderSlot, members: Sequence[int]) -> dict[int, Ranges]:
-        """The ranges that these members hold of a sender slot, by member."""
+        """By member, the message ranges that it holds of one sender's messages in one slot."""
         return {
             m: self.by_member[m].held_ranges[sender_slot]
             for m in members
@@ -139,7 +139,7 @@ class FinalProposer:
         self._hole_since: dict[MessageOrigin, int] = {}
         """Since when messages of an unresponsive sender are known to be missing."""
         self.retry_at: int | None = None
-        """When the wait for missing messages ends."""
+        """When the wait for missing messages of an unresponsive sender ends; None if no message waits."""
 
     def new_participants(self, trusted: Sequence[int], all_slots_done: int) -> dict[int, int]:
         """Members that have reported and do not take part yet, with their incarnations.
@@ -211,11 +211,11 @@ class AgreedRange:
     """Messages that have their position in the final order."""
 
     k: int
-    """The instance that decided them."""
+    """The instance of consensus that decided these messages."""
     slot: int
     """The slot under which they are delivered: their own, or that of the messages before them if it is later."""
     position: int
-    """The number of final messages before them."""
+    """The number of final messages before these in the final order."""
     message_range: MessageRange
 
 
@@ -224,7 +224,7 @@ class FinalLog:
 
     def __init__(self) -> None:
         self.k = 0
-        """The last applied instance."""
+        """The last instance of consensus that was applied to this log."""
         self.message_count = self.slot = 0
         self.participants: dict[int, int] = {}
         """By member, the incarnation in which it takes part."""
@@ -240,7 +240,7 @@ class FinalLog:
         return [agreed for message_range in decoded.message_ranges for agreed in self._finalize(k, message_range)]
 
     def not_yet_final(self, message_range: MessageRange) -> list[MessageRange]:
-        """The parts of a range that can still become final."""
+        """The parts of a message range that are not final and can still become final."""
         if message_range.incarnation <= self._closed_incarnations.get(message_range.sender, -1):
             return []
         return message_range.without(self.final)
@@ -258,7 +258,7 @@ class FinalLog:
         return agreed
 
     def _close_oldest_incarnation(self, sender: int) -> None:
-        """Make room for a new incarnation of a sender."""
+        """Drop the oldest incarnation of a sender to make room for a new one: nothing of it becomes final any more."""
         incarnations = sorted(incarnation for member, incarnation in self.final.ranges if member == sender)
         if len(incarnations) >= INCARNATIONS_KEPT:
             oldest = incarnations[0]
@@ -273,7 +273,7 @@ class FinalLog:
         )
 
     def restore(self, restored: RestoredState) -> None:
-        """Continue from a snapshot."""
+        """Replace the state of this log by a snapshot, and continue from there."""
         try:
             state = decode_state(restored.state)
         except Unreadable as error:
@@ -344,7 +344,7 @@ class MessageStore:
         return found if at == end else None
 
     def drop(self, message_range: MessageRange) -> None:
-        """Remove the messages of a range."""
+        """Remove the stored messages of a message range."""
         held = self._held.pop(message_range.sender_slot, [])
         first, end = message_range.first, message_range.first + message_range.length
         kept = [rest for part in held for rest in _without_range(part, first, end)]

@@ -63,7 +63,11 @@ def with_finals(offer: Offer, ask: Ask) -> Offer:
 
 
 def background_bytes_per_s(policy: Policy) -> int:
-    """Reports, each of all slots that are not final yet; a leader's values, each slot once; and two heartbeats."""
+    """The traffic that final deliveries add, in bytes per second.
+
+    It is that of reports, each of all slots that are not final yet; of a leader's values, each slot once; and of two
+    heartbeats.
+    """
     timing, members = policy.timing, len(policy.view.members)
     frame = HEADER_BYTES + UDP_IP_BYTES
     open_slots = (5 * timing.delta_ns + 2 * report_every_ns(timing)) // timing.theta_ns + 2

@@ -55,14 +55,17 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRequest:
-    """Asks for messages that the sender lacks."""
+    """Asks a member for messages that the sender of this request lacks."""
 
     message_ranges: tuple[MessageRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReply:
-    """Messages, or a part of one message. With `total_bytes` 0: they were final here and are dropped."""
+    """Answers a recovery request with messages, or with a part of one message.
+
+    With `total_bytes` 0 it says that the messages were final at the replying member, which has dropped them.
+    """
 
     message_range: MessageRange
     total_bytes: int
@@ -96,7 +99,9 @@ class _Ranges(Part):
 
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRange, ...], int]:
         if (len(body) - at) % MESSAGE_RANGE_BYTES:
-            raise Unreadable(f"{len(body) - at} bytes are not a whole number of message ranges")
+            raise Unreadable(
+                f"{len(body) - at} bytes are not a whole number of message ranges of {MESSAGE_RANGE_BYTES} bytes"
+            )
         message_ranges = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(body[at:])))
         if not all(map(_is_possible, message_ranges)):
             raise Unreadable(f"one of these message ranges is impossible: {message_ranges}")
@@ -104,7 +109,7 @@ class _Ranges(Part):
 
 
 def _reply_is_consistent(reply: RecoveryReply) -> bool:
-    """Whether the part lies in the whole, and is the whole if it holds several messages."""
+    """Whether the bytes of a recovery reply lie within its `total_bytes`; several messages must come complete."""
     size = len(reply.data)
     if reply.message_range.length > 1:
         return reply.offset == 0 and size == reply.total_bytes
@@ -161,7 +166,7 @@ class FinalLogValue:
     """A value of the log: the messages that become final next, and members that take part from here on."""
 
     new_participants: Mapping[int, int] = field(default_factory=dict)
-    """By member, its incarnation."""
+    """The members that take part from here on, each with its incarnation."""
     message_ranges: tuple[MessageRange, ...] = ()
 
 
@@ -170,18 +175,18 @@ COUNT_BYTES = _VALUE.size
 
 
 def encode_value(value: FinalLogValue) -> bytes:
-    """The value as bytes."""
+    """Encode a value of the final log as bytes."""
     return _VALUE.encode(value)
 
 
 def decode_value(data: bytes) -> FinalLogValue:
-    """Read a value; raises Unreadable if it is malformed."""
+    """Decode a value of the final log; raises Unreadable if it is malformed."""
     return _VALUE.decode(data)
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLogState:
-    """A snapshot that replaces a prefix of the log."""
+    """A snapshot that replaces the first part of the final log."""
 
     message_count: int = 0
     """How many messages are final."""
@@ -205,10 +210,10 @@ _STATE = Spec(
 
 
 def encode_state(state: FinalLogState) -> bytes:
-    """The snapshot as bytes."""
+    """Encode a snapshot of the final log as bytes."""
     return _STATE.encode(state)
 
 
 def decode_state(data: bytes) -> FinalLogState:
-    """Read a snapshot; raises Unreadable if it is malformed."""
+    """Decode a snapshot of the final log; raises Unreadable if it is malformed."""
     return _STATE.decode(data)

@@ -90,7 +90,7 @@ class FinalOrder:
     def __init__(self, inner: ClockBasedOrder, policy: Policy, stored_records: StoredRecords | None = None) -> None:
         self.inner = inner
         self.down: list[Frame] = inner.down
-        """The list of the inner order: frames of both leave in the order in which they were created."""
+        """Frames to send. The inner order uses the same list, so that frames of both leave in the order of creation."""
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = inner.ignored
         self.window_slots = inner.window_slots
@@ -114,7 +114,7 @@ class FinalOrder:
         """By sender slot, the payload of held messages that are not final."""
         self._total_pending_bytes = 0
         self._undelivered: deque[AgreedRange] = deque()
-        """Agreed ranges that are not delivered yet."""
+        """Agreed message ranges that this member has not delivered yet."""
         self._retained: deque[tuple[int, MessageRange]] = deque()
         """(instance, range) of final messages that another member may lack."""
         self._index = self._compacted_upto = 0
@@ -158,7 +158,7 @@ class FinalOrder:
         self.inner.leave(now)
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived: of the inner order, of consensus, or of the agreement on final messages."""
         if self.has_left:
             return
         self.now, self._has_input = now, True
@@ -203,7 +203,7 @@ class FinalOrder:
         self.consensus.wake(now)
 
     def wake_at(self) -> int | None:
-        """The next timer of the inner order, of consensus, or of a report, a request, a proposal or a departure."""
+        """The earliest timer of the inner order, consensus, reports, recovery requests, proposals and a departure."""
         if self.has_left:
             return None
         times = [self.inner.wake_at(), self.consensus.wake_at(), self._recovery.retry_at(), self._report_due_at()]
@@ -275,7 +275,7 @@ class FinalOrder:
         self._report_outdated = self._may_propose = True
 
     def _done_slot(self) -> int:
-        """This member will deliver nothing more early in slots up to this one."""
+        """The last slot for which this member has finished its early deliveries."""
         return ALL_SLOTS_DONE if self._order_left is not None else self.inner.done_slot()
 
     # -- reports ---------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class FinalOrder:
             self._index += message_range.length
 
     def check_position(self, agreed: AgreedRange) -> None:
-        """Messages that become final have consecutive positions, from the first one after a snapshot on."""
+        """Raise InvariantViolated unless messages become final at consecutive positions, except after a snapshot."""
         if agreed.position != self._next_position and self._next_position is not None:
             text = "a message becomes final at a position that is taken, or after a gap"
             expected = f"position {self._next_position}"
@@ -539,7 +539,7 @@ class FinalOrder:
         return self.inner.running() and not self.has_left
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared."""
+        """The rate that a peer declared, or None if it is not known yet."""
         return self.inner.peer_rate(peer)
 
     def by_multicast(self) -> bool:
@@ -547,7 +547,7 @@ class FinalOrder:
         return self.inner.by_multicast()
 
     def why_not_formed(self) -> str:
-        """Why the inner order has not formed, and which members lost their storage."""
+        """A text that says why the inner order has not formed and which members lost their storage; may be empty."""
         reasons = [self.inner.why_not_formed()]
         if lost := sorted(self.consensus.storage_identity.lost_storage):
             reasons.append(f"members {lost} lost their storage")

@@ -33,7 +33,7 @@ SendFunction = Callable[[int, FinalsMessage, int], None]
 
 
 class Recovery:
-    """One member's requests and replies."""
+    """One member's requests for missing messages, and its replies to the requests of others."""
 
     def __init__(self, policy: Policy, store: MessageStore, log: FinalLog, send: SendFunction) -> None:
         self._me = policy.member
@@ -50,7 +50,7 @@ class Recovery:
         """By sender slot, the members that replied that they have dropped its messages."""
 
     def retry_at(self) -> int | None:
-        """When the first request has to be repeated."""
+        """When the first recovery request has to be repeated; None if no request is open."""
         return min((at for at, _ in self._requested.values()), default=None)
 
     def overdue(self, now: int) -> bool:

@@ -69,14 +69,14 @@ class FragmentAssembler:
 
 
 class LeaderOrderBase(VariableRateBase):
-    """The automaton of one member, except for what the leader does for a message."""
+    """One member's automaton of a leader order, except for the way in which the leader orders a message."""
 
     gap_free = True  # survivors deliver all messages of survivors, also if the leader crashes
     keeps_sending_to_departed = True  # a removed member may come back, and needs this member's frames for that
     entry_types: ClassVar[frozenset[EntryType]]
     """The types of entries in the stream of this order."""
     blocks_on_any_crash = False
-    """Whether a crash also stops the order if the crashed member did not lead, until the leader removes it."""
+    """Whether the crash of any member, not only of the leader, stops deliveries until the leader removes the member."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy)
@@ -100,18 +100,21 @@ class LeaderOrderBase(VariableRateBase):
         self._last_begun_term = 0
         """The last term whose first member list was delivered."""
         self._leader_hold_ns = max(0, policy.processing_ns - policy.timing.gamma_ns)
-        """How long the leader keeps a frame before it orders it: p, less Γ for a clock that is wrong by Γ."""
+        """How long the leader keeps a frame before it orders it: p (the time it needs for one message) minus Γ.
+
+        Γ is subtracted because the clock that measures this time may be wrong by Γ.
+        """
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
 
     # -- where the two orders differ -------------------------------------------------------------------------
 
     @abstractmethod
     def bound_ns(self) -> int:
-        """AppLatency while no member crashes."""
+        """The latency bound while no member crashes."""
 
     @abstractmethod
     def _reservation(self, rate: Rate) -> BandwidthReservation:
-        """The bandwidth that this member needs at this rate, as the leader or not."""
+        """The bandwidth that this member needs at a rate; a leader needs more than a follower."""
 
     @abstractmethod
     def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
@@ -119,23 +122,23 @@ class LeaderOrderBase(VariableRateBase):
 
     @abstractmethod
     def _send_leaving_frame(self, now: int) -> None:
-        """Send this member's last frame."""
+        """Send this member's last frame, which says that it leaves the group."""
 
     @abstractmethod
     def _oldest_pending_slot(self) -> int | None:
-        """The slot of this member's oldest frame or request that it has not delivered yet."""
+        """The slot of this member's oldest frame or request that it has not delivered yet; None if there is none."""
 
     @abstractmethod
     def _on_frame(self, now: int, frame: Frame) -> None:
-        """Receive a frame that is neither a HELLO nor the election's."""
+        """Process a frame that belongs neither to forming the group nor to the election."""
 
     @abstractmethod
     def _order_and_retransmit(self, now: int) -> None:
-        """As the leader, order what has waited long enough; retransmit what is overdue."""
+        """As the leader, order the frames or requests that have waited long enough. Retransmit the overdue ones."""
 
     @abstractmethod
     def _order_timer_at(self) -> int | None:
-        """When `_order_and_retransmit` has to run next."""
+        """When `_order_and_retransmit` has to run next; None if nothing waits."""
 
     @abstractmethod
     def _deliver_accepted(self, now: int) -> None:
@@ -143,7 +146,7 @@ class LeaderOrderBase(VariableRateBase):
 
     @abstractmethod
     def _last_frames_of(self, member: int) -> LastFrames | None:
-        """The last frames of a member that count, when the leader removes it."""
+        """The last frames of a removed member that the group still delivers; None if the stream itself shows them."""
 
     @abstractmethod
     def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
@@ -166,7 +169,7 @@ class LeaderOrderBase(VariableRateBase):
         return accepted
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived: a HELLO, a frame of the election or of the stream, or a message."""
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 self._receive_hello(now, frame)
@@ -190,7 +193,10 @@ class LeaderOrderBase(VariableRateBase):
         self._deliver_and_order(now)
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: takes effect with the next slot. Until then the larger of both rates is reserved."""
+        """Use a new rate from the next slot on.
+
+        Until then, reserve enough for the larger of the old and the new rate.
+        """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             self._pacer.change_rate(rate)
 
@@ -215,7 +221,7 @@ class LeaderOrderBase(VariableRateBase):
             self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """The time of the next HELLO, heartbeat or time-out, or of the order's own timer."""
+        """The earliest time of the next HELLO, heartbeat, time-out and timer of the order itself."""
         times = [self.exchange.next_hello_at]
         if self.mode is Mode.DELIVER_MESSAGES:
             times += [self.election.wake_at(), self._order_timer_at()]
@@ -224,7 +230,7 @@ class LeaderOrderBase(VariableRateBase):
     # -- start and departure ---------------------------------------------------------------------------------
 
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: every rate is known. The order does not wait for a slot, since it compares no clocks."""
+        """Start the order once every rate is known, without waiting for the first slot: it compares no clocks."""
         if self.mode is not Mode.DET_RATE or not self.exchange.complete:
             return
         first = self.exchange.first_slot()
@@ -235,7 +241,7 @@ class LeaderOrderBase(VariableRateBase):
         self._deliver_and_order(now)
 
     def _deliver_and_order(self, now: int) -> None:
-        """Deliver what can be delivered and, as the leader, order what can be ordered, until nothing changes."""
+        """Deliver entries and, as the leader, order frames or requests, until neither is possible any more."""
         stream, progress = self.election.stream, -1
         while self.mode is Mode.DELIVER_MESSAGES and progress != stream.position + stream.delivered_position:
             progress = stream.position + stream.delivered_position
@@ -323,13 +329,13 @@ class LeaderOrderBase(VariableRateBase):
         return ((1 << 63) - 1) // self._timing.theta_ns
 
     def leader_change_bound_ns(self) -> int:
-        """For how long nothing is ordered at most when the leader crashes."""
+        """The longest time for which no message is ordered after the leader crashes."""
         return leader_change_bound_ns(self._timing)
 
     def outage_ns(self, died: Sequence[int]) -> int:
-        """How much later than the bound a message is at most in a run in which these members crash, in this order.
+        """The longest time after the bound that a message may take if these members crash, in the order of the list.
 
-        The lowest live member leads. A member that crashes together with a leader may add one poll.
+        The lowest live member leads. A member that crashes together with a leader may add one wait for votes.
         """
         alive, leaders = list(self._policy.view.members), 0
         for member in died:
@@ -343,7 +349,10 @@ class LeaderOrderBase(VariableRateBase):
 def leader_order_offer(
     order: str, ask: Ask, bound_ns: int, why: tuple[str, ...], *, average: float, burst: int
 ) -> Offer:
-    """The offer of either leader order. Crashes cost the interruption at a change of leader, and need a majority."""
+    """What a leader order offers for a request to the planner.
+
+    After a crash of the leader messages are late by the time of the election, and a majority must survive.
+    """
     gap, outage, against = leader_change_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
     longest = bound_ns + ask.failures * outage
     if ask.failures and ask.deadline_ns is not None and bound_ns <= ask.deadline_ns < longest:

@@ -43,12 +43,12 @@ MAX_PENDING_FRAMES = 1 << 12
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
-    """§8.1: 2Δ+p."""
+    """The latency bound of leader broadcast: 2Δ+p (paper 000 §8.1)."""
     return 2 * timing.delta_ns + processing_ns
 
 
 class LeaderBroadcast(LeaderOrderBase):
-    """The automaton of one member."""
+    """One member's automaton of the order `leader`."""
 
     entry_types = frozenset({EntryType.RELAY, EntryType.MEMBER_LIST})
 
@@ -67,10 +67,10 @@ class LeaderBroadcast(LeaderOrderBase):
         """By member, the number of the next frame to put into `_ready_to_order`."""
         self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in policy.view.members}
         self._ready_to_order: deque[tuple[int, Frame]] = deque()
-        """(time from which on it may be ordered, frame)."""
+        """At the leader: frames in the order of arrival, each with the time from which it may be ordered."""
 
     def bound_ns(self) -> int:
-        """§8.1: 2Δ+p."""
+        """The latency bound while no member crashes: 2Δ+p (paper 000 §8.1)."""
         return latency_bound_ns(self._timing, self._policy.processing_ns)
 
     def _reservation(self, rate: Rate) -> BandwidthReservation:
@@ -144,7 +144,10 @@ class LeaderBroadcast(LeaderOrderBase):
             self._next_expected_number[sender] = expected
 
     def _order_and_retransmit(self, now: int) -> None:
-        """As the leader, order frames that have waited for p. As a follower, send overdue frames again."""
+        """As the leader, order frames that have waited for the processing time p.
+
+        As a follower, resend overdue frames.
+        """
         while self._ready_to_order and self._ready_to_order[0][0] <= now and self.election.may_order(now):
             _, frame = self._ready_to_order.popleft()
             if self.election.membership.is_current_member(frame.sender):
@@ -187,7 +190,7 @@ class LeaderBroadcast(LeaderOrderBase):
     # -- a change of members or of the leader ----------------------------------------------------------------
 
     def _reset_after_member_change(self, now: int, entry: StreamEntry, changed: set[int]) -> None:
-        """Drop the frames that the leader collected in an earlier term, or of admitted or removed members.
+        """Drop frames that the leader collected in an earlier term, and frames of members just admitted or removed.
 
         Their senders send them again.
         """
@@ -202,16 +205,16 @@ class LeaderBroadcast(LeaderOrderBase):
             self._resend_pending(now)
 
     def _last_frames_of(self, member: int) -> LastFrames | None:
-        """Not needed: entries contain complete frames, so the stream itself shows which frames count."""
+        """Always None: entries contain complete frames, so the stream itself shows which frames count."""
         return None
 
     def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
-        """None can be missing: entries contain complete frames."""
+        """Always empty: no frame can be missing, because entries contain complete frames."""
         return []
 
 
 def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> BandwidthReservation:
-    """A member's own frames and a heartbeat per slot; for the leader, the frames of all members.
+    """The bandwidth for a member's own frames and a heartbeat per slot; for the leader, for the frames of all members.
 
     The leader assumes the other members' rates to be equal to its own, so that it can reserve before it knows them.
     """
@@ -226,7 +229,7 @@ def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> Bandwidt
 
 
 def offer(ask: Ask) -> Offer:
-    """What leader broadcast offers for an ask."""
+    """What leader broadcast offers for a request to the planner: latency, rate and reasons."""
     timing, rate, n = ask.timing, ask.rate, ask.members
     heartbeats = NS_PER_S / timing.theta_ns
     bound = latency_bound_ns(timing, ask.processing_ns)

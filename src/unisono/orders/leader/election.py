@@ -4,11 +4,11 @@ The leader numbers entries and multicasts them; every member accepts them in seq
 is a term. Terms are numbered, and term t belongs to member t mod n of the group's list, so no two members can lead in
 the same term.
 
-Electing: when the leader has been silent for Θ+Δ+3Γ, or has left, the lowest live member asks for votes. A member votes
-only if it has not received anything from the leader for that long either. Its vote promises to accept nothing more of
-an earlier term, and states the end of its stream. The candidate waits for votes of a majority of the group, and until
-every live member can have voted. Then it fetches the entries that any voter has beyond its own, and starts its term
-with a member list of those that voted.
+Electing: when the leader has been unresponsive for Θ+Δ+3Γ, or has left, the lowest live member asks for votes. A member
+votes only if it has not received anything from the leader for that long either. Its vote promises to accept nothing
+more of an earlier term, and states the end of its stream. The candidate waits for votes of a majority of the group, and
+until every live member can have voted. Then it fetches the entries that any voter has beyond its own, and starts its
+term with a member list of those that voted.
 
 Guarantees: if members only crash and the network delivers within Δ, the survivors deliver one sequence without gaps.
 Without the bound Δ, the following still holds:
@@ -53,7 +53,7 @@ NEVER_NS = 1 << 62
 
 
 def heartbeat_timeout_ns(timing: Timing) -> int:
-    """A member that has been silent for this long counts as crashed: Θ+Δ+3Γ.
+    """How long a member may be unresponsive before it counts as crashed: Θ+Δ+3Γ.
 
     The leader sends a heartbeat each Θ and keeps ordering for Γ longer, because timers may be late. Its last frame
     takes Δ. Two clocks may each be wrong by Γ over such a span. After that, no entry of a crashed leader can arrive.
@@ -62,12 +62,14 @@ def heartbeat_timeout_ns(timing: Timing) -> int:
 
 
 def vote_wait_ns(timing: Timing) -> int:
-    """A candidate has the votes of all live members this long after it suspected the leader: 2Δ+2Γ."""
+    """How long after suspecting the leader a candidate has the votes of all live members: 2Δ+2Γ."""
     return 2 * timing.delta_ns + 2 * timing.gamma_ns
 
 
 def leader_change_bound_ns(timing: Timing) -> int:
-    """From the last frame of a crashed leader until every survivor has the new member list: Θ+5Δ+7Γ.
+    """The longest time from the last frame of a crashed leader until all survivors follow a new one: Θ+5Δ+7Γ.
+
+    A survivor follows the new leader when it has its member list.
 
     The terms are the heartbeat time-out, and Γ for the clock that measures it; the wait for votes, and Γ; Δ for the
     member list to arrive; and Δ because members differ by that much in when they last received the leader. Each further
@@ -77,7 +79,7 @@ def leader_change_bound_ns(timing: Timing) -> int:
 
 
 def outage_ns(timing: Timing, processing_ns: int) -> int:
-    """How much later than the bound a message is at most because the leader crashes: the change of leader plus Δ+p.
+    """The longest time after the bound that a message may take if the leader crashes: the change of leader plus Δ+p.
 
     A message on its way to the leader, or waiting there for p, is lost with the leader and starts again.
     """
@@ -88,7 +90,7 @@ def outage_ns(timing: Timing, processing_ns: int) -> int:
 
 
 class MissingFrames(NamedTuple):
-    """Frames of one request that have a position in the stream but have not arrived, from `number` on."""
+    """Frames of one stamp request, from frame `number` on, that the stream has ordered and that have not arrived."""
 
     request: int
     origin: int
@@ -103,7 +105,7 @@ class StreamMembership:
         """The members with which the group started."""
         self.current_members = self.members
         self.admitted_at = dict.fromkeys(members, 0)
-        """By member, the position at which it was last admitted or removed."""
+        """By member, the position in the stream at which it was last admitted or removed."""
         self.leaving: set[int] = set()
         """Members whose last frame was delivered; the leader removes them next."""
         self.departed: set[int] = set()
@@ -111,7 +113,7 @@ class StreamMembership:
         self.last_departure_position = 0
 
     def leader_of(self, term: int) -> int:
-        """The member that a term belongs to."""
+        """The member that leads if the term starts; no other member can lead in it."""
         return self.members[term % len(self.members)]
 
     def next_term_of(self, term: int, member: int) -> int:
@@ -119,11 +121,11 @@ class StreamMembership:
         return term + 1 + (self.members.index(member) - term - 1) % len(self.members)
 
     def is_current_member(self, member: int) -> bool:
-        """Whether the last member list has this member."""
+        """Whether the last member list in the stream contains this member."""
         return member in self.current_members
 
     def may_readmit(self, member: int, position: int) -> bool:
-        """Whether the leader may admit a removed member again that has delivered up to `position`."""
+        """Whether the leader may readmit a removed member that has delivered the stream up to `position`."""
         has_left = member in self.departed or member in self.leaving
         return not self.is_current_member(member) and not has_left and position >= self.admitted_at[member]
 
@@ -159,7 +161,7 @@ class ElectionState:
         """Whether the entries are complete and the candidate now fetches frames that they order."""
 
     def start_poll(self, candidate: int, vote: Vote, ends_at: int) -> None:
-        """Become a candidate; its own vote is the first."""
+        """Become a candidate until `ends_at`; this member's own vote is the first one."""
         self.is_candidate, self.fetching_from, self.fetching_frames, self.deferred_vote_request = True, 0, False, None
         self.votes, self.poll_ends_at = {candidate: vote}, ends_at
 
@@ -181,12 +183,12 @@ class FollowerHeartbeats:
         self._last_received = dict.fromkeys(members, 0)
         self._echoes = dict.fromkeys(members, 0)
         self.acked = dict.fromkeys(members, 0)
-        """By member, the position up to which it has delivered."""
+        """By member, the position up to which it has delivered the stream, according to its last heartbeat."""
         self.trusted_from = 0
         """A follower counts as a supporter if it has answered a heartbeat that was sent at this time or later."""
 
     def assume_alive_until(self, until: int) -> None:
-        """Count no member as silent before `until`: it may not have started, or this member could not receive it."""
+        """Count no member as unresponsive before `until`: it may not have started, or its frames could not arrive."""
         for member, last_received in self._last_received.items():
             self._last_received[member] = max(until, last_received)
 
@@ -197,7 +199,7 @@ class FollowerHeartbeats:
         self.acked[member] = max(self.acked[member], heartbeat.position)
 
     def supporters(self, members: Sequence[int], now: int) -> int:
-        """How many of `members` follow this leader for certain, itself included."""
+        """How many of `members` certainly follow this leader; the leader itself counts too."""
         since, trusted = now - self._timeout_ns, self.trusted_from
         received, echoes = self._last_received, self._echoes
         return 1 + sum(1 for m in members if m != self._member and received[m] >= since and echoes[m] >= trusted)
@@ -211,7 +213,7 @@ class FollowerHeartbeats:
 
 
 class LeaderElection:
-    """One member's part in the election and in the stream.
+    """One member's part in the election of a leader and in the ordered stream.
 
     The order reads entries from `stream.accepted`, and appends new ones while `may_order`. It also answers
     `frame_requests` and reads `received_copies`; only the timestamp leader has any.
@@ -229,8 +231,8 @@ class LeaderElection:
     ) -> None:
         """Frames are appended to `down`, events to `events`; `ignored` counts frames that had no effect.
 
-        `last_frames_of` tells which frames of a member count that the leader removes now. `missing_frames_of` lists
-        the frames of some members that the stream has ordered and that have not arrived.
+        `last_frames_of` says which last frames of a member count when the leader removes it. `missing_frames_of`
+        lists the frames of some members that the stream has ordered and that have not arrived.
         """
         self.frame_sender = FrameSender(policy, down)
         self.events = events
@@ -240,7 +242,7 @@ class LeaderElection:
         self._last_frames_of = last_frames_of
         self._missing_frames_of = missing_frames_of
         self.received_copies: deque[Frame] = deque()
-        """Frames of other members that a third member has retransmitted to this one."""
+        """Frames that this member lacked and that a member other than their sender has retransmitted to it."""
         self.frame_requests: deque[tuple[int, RetransmitRequest]] = deque()
         """(member, request) of members that lack other members' frames."""
         # Terms.
@@ -254,7 +256,7 @@ class LeaderElection:
         self.started = False
         self._next_heartbeat = self._leader_alive_at = 0
         self._leader_last_received_ns = 0
-        """When this member last received anything from the leader: the reported interruption starts here."""
+        """When this member last received anything from the leader; a reported interruption counts from this time."""
         self._leader_lost_at = self._leader_heartbeat_sent_ns = 0
         self._follower_heartbeats = FollowerHeartbeats(self.member, policy.view.members, self.timing)
         # The election.
@@ -289,7 +291,7 @@ class LeaderElection:
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def start(self, now: int, first_slot: int) -> None:
-        """The group starts with all members. Others may start up to Δ later, and their first heartbeat takes Δ."""
+        """Start the first term, with all members. Others may start up to Δ later, and their first heartbeat takes Δ."""
         self.started = True
         self.stream.last_slot = max(self.stream.last_slot, first_slot)
         self._leader_alive_at, self._leader_last_received_ns = now + 2 * self.timing.delta_ns, now
@@ -329,7 +331,7 @@ class LeaderElection:
                 self._on_retransmit_request(now, frame.sender, request)
 
     def wake(self, now: int) -> None:
-        """Handle the timers: heartbeat, leader time-out, end of the poll."""
+        """Handle the timers that are due: heartbeat, leader time-out, and the end of a candidate's wait for votes."""
         if not self.started:
             return
         self.detect_own_pause(now)
@@ -343,7 +345,7 @@ class LeaderElection:
             self._report_no_majority(self._follower_heartbeats.supporters(self.membership.current_members, now))
 
     def wake_at(self) -> int | None:
-        """The time of the next heartbeat, leader time-out or end of the poll."""
+        """The earliest time of the next heartbeat, the leader time-out and the end of a candidate's wait for votes."""
         if not self.started:
             return None
         times, election = [self._next_heartbeat], self._election_state
@@ -473,7 +475,7 @@ class LeaderElection:
             self._accept_in_sequence(now)
 
     def _accept_in_sequence(self, now: int) -> None:
-        """Accept every stored entry that follows without a hole."""
+        """Accept the stored entries that follow the last accepted one without a hole."""
         while (entry := self.stream.pop_ahead()) is not None:
             if self.stream.contradicts(entry):
                 self.fence(entry.position)
@@ -551,7 +553,7 @@ class LeaderElection:
     def _become_candidate_at(self) -> int:
         """When this member asks for votes itself, unless it has voted for another candidate by then.
 
-        The lowest live member is first; each other one waits one poll longer than the member before it.
+        The lowest live member is first. Each further member waits longer than the one before it, by one wait for votes.
         """
         candidates = [m for m in self._live_members() if m != self.membership.leader_of(self.promised_term)]
         if self.member not in candidates:
@@ -627,20 +629,20 @@ class LeaderElection:
             election.deferred_vote_request = (sender, term)
 
     def _promise(self, term: int) -> None:
-        """Vote in no earlier term from now on."""
+        """Promise to vote in no term before `term` from now on."""
         self.check_promise(term)
         self.promised_term = term
 
     def check_promise(self, term: int) -> None:
-        """A promised term is never taken back."""
+        """Raise InvariantViolated if this member would act in an earlier term than it has promised."""
         if term < self.promised_term:
-            text = "this member votes in, or follows, an earlier term than it has promised"
+            text = "this member votes for or follows the leader of an earlier term than it has promised"
             raise InvariantViolated("promise", self.member, text, f"term {self.promised_term} or more", str(term))
 
     def check_position(self, position: int) -> None:
-        """The stream has no holes, and no entry is replaced."""
+        """Raise InvariantViolated unless `position` follows the last accepted entry: no hole, no replaced entry."""
         if position != self.stream.position + 1:
-            text = "this member accepts an entry that does not follow its last one"
+            text = "this member accepts an entry of the ordered stream that does not follow its last one"
             raise InvariantViolated("stream", self.member, text, f"position {self.stream.position + 1}", str(position))
 
     def _vote_for(self, now: int, candidate: int, term: int) -> None:
@@ -660,7 +662,10 @@ class LeaderElection:
         return Vote(self.promised_term, self.stream.position, self.stream.last_term)
 
     def _count_votes(self, now: int) -> None:
-        """Start the term if a majority has voted, all votes that can come are here, and no voter has more entries."""
+        """Start the term of this candidate if it has won.
+
+        It has won if a majority has voted, all votes that can come are here, and no voter has more entries.
+        """
         election = self._election_state
         if len(election.votes) < self.membership.majority():
             if now > election.poll_ends_at:
@@ -690,9 +695,9 @@ class LeaderElection:
             self._count_votes(now)
 
     def _request_missing_frames(self, now: int) -> bool:
-        """Request frames of members that did not vote from all members. True if any are missing.
+        """Ask all members for missing frames of members that did not vote. Returns whether any are missing.
 
-        Frames that a voter has delivered must count.
+        A frame that a voter has delivered must be delivered by all, although its sender may have crashed.
         """
         not_voted = [m for m in self.membership.current_members if m not in self._election_state.votes]
         missing = self._missing_frames_of(not_voted)
@@ -737,25 +742,25 @@ class LeaderElection:
 
 
 def _stepped_down_violation(new_leader: int, slot: int) -> Violation:
-    """Reported by a former leader that was paused or cut off."""
+    """The violation that a former leader reports when it was paused or cut off and another member leads."""
     text = f"this member was unreachable and no longer leads; member {new_leader} leads now"
     return Violation(ViolationKind.DEPOSED, text, new_leader, slot)
 
 
 def _leader_lost_violation(old_leader: int, new_leader: int, gap_ns: int, slot: int) -> Violation:
-    """Reported by every other member, with the length of the interruption."""
+    """The violation that each follower reports when a leader has failed, with the time in which nothing was ordered."""
     gap_ms = max(0, gap_ns) / 1e6
     text = f"leader {old_leader} failed and member {new_leader} leads now; nothing was ordered for {gap_ms:.3f} ms"
     return Violation(ViolationKind.LEADER_LOST, text, old_leader, slot)
 
 
 def _fenced_violation(member: int, position: int) -> Violation:
-    """Reported by a member that must leave."""
+    """The violation that a member reports when it leaves because its order differs from the majority's."""
     text = f"this member was cut off: its order differs from the group's from position {position} on, so it leaves"
     return Violation(ViolationKind.FENCED_OUT, text, member)
 
 
 def _no_majority_violation(reachable_count: int, member_count: int) -> Violation:
-    """Reported by a member that cannot reach a majority."""
+    """The violation that a member reports when it cannot reach a majority."""
     text = f"only {reachable_count} of {member_count} members are reachable: nothing is ordered until a majority is"
     return Violation(ViolationKind.NO_MAJORITY, text)

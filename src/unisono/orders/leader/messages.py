@@ -28,24 +28,24 @@ from unisono.wire.door import Door, Refusal, read_messages, register_body
 from unisono.wire.frame import SETTING_REQUEST, Frame, Kind
 
 ALL_REQUESTS = SEQUENCE_LIMIT - 1
-"""In `LastFrames.request`: the member left in an orderly way, and all its frames count."""
+"""The value of `LastFrames.request` if the member left in an orderly way: all its frames count."""
 
 
 class EntryType(IntEnum):
-    """The content of an ORDERED frame."""
+    """Says what an ORDERED frame contains."""
 
     RELAY = 1
     """A complete frame of a member (leader broadcast)."""
     MEMBER_LIST = 2
     """The members of the group from this position on."""
     GRANT = 3
-    """Stamps for one request (timestamp leader)."""
+    """The stamps that the leader grants for one request (timestamp leader)."""
     COPY = 4
     """Not an entry of the stream: a member's frame, retransmitted by another member."""
 
 
 class MissingKind(IntEnum):
-    """What a member asks another one to retransmit."""
+    """Says what a member asks another one to retransmit: entries of the stream, or frames."""
 
     ENTRIES = 0
     FRAMES = 1
@@ -98,7 +98,7 @@ class RetransmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class StampRequest:
-    """Asks the leader for `count` stamps. `previous` is the sender's request before this one.
+    """Asks the leader for `count` stamps. `previous` is the number of the sender's request before this one.
 
     `admitted_at` is the position at which the sender was last admitted; its requests from before that are void.
     """
@@ -117,22 +117,22 @@ class EntryHeader(NamedTuple):
     entry_term: int
     """The term in which the entry was ordered."""
     previous_term: int
-    """The term in which the entry before it was ordered."""
+    """The term in which the previous entry of the stream was ordered."""
     entry_type: EntryType
     origin: int
     incarnation: int
     ordinal: int
-    """The number of its first message, or stamp, in the total order."""
+    """The number, in the total order, of the first message or stamp of this entry."""
     stamps: int
-    """Of a GRANT: the number of stamps."""
+    """In a GRANT: the number of stamps. Otherwise 0."""
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class LastFrames:
-    """The last frames of a removed member that count: of request `request` those below `number`, and all before it.
+    """Which frames of a removed member count: all of earlier requests, and of `request` those below `number`.
 
-    With request ALL_REQUESTS all its frames count: the member left in an orderly way.
+    If `request` is ALL_REQUESTS, all frames of the member count: it left in an orderly way.
     """
 
     member: int
@@ -153,7 +153,7 @@ class Ordered(NamedTuple):
 
     header: EntryHeader
     member_list: MemberList | None = None
-    """Of a MEMBER_LIST: its content."""
+    """The content of a MEMBER_LIST entry; None for other types."""
 
 
 ElectionMessage: TypeAlias = StreamHeartbeat | VoteRequest | Vote | RetransmitRequest
@@ -161,7 +161,10 @@ ElectionMessage: TypeAlias = StreamHeartbeat | VoteRequest | Vote | RetransmitRe
 
 
 TERM_MAX = 2**31 - 1
-"""The highest term that a member accepts. Later terms still fit into the field, so a forged term ends no member."""
+"""The highest term that a member accepts.
+
+The field has room for later terms, so a member can still count up after a forged message with the highest term.
+"""
 _TERM = u32("term", most=TERM_MAX)
 register(
     {
@@ -215,26 +218,29 @@ def encode_entry_header(header: EntryHeader) -> bytes:
 def decode_entry_header(data: bytes, start: int, end: int) -> EntryHeader:
     """The header at the beginning of data[start:end]; raises Unreadable if it is malformed."""
     if end - start < ORDERED_BYTES:
-        raise Unreadable(f"expected a header of {ORDERED_BYTES} bytes, found {end - start}")
+        raise Unreadable(f"an ORDERED frame needs a header of {ORDERED_BYTES} bytes, but only {end - start} are there")
     term, position, entry_term, previous_term, code, origin, incarnation, ordinal, stamps, request = (
         _ENTRY_HEADER.unpack_from(data, start)
     )
     entry_type = _ENTRY_TYPES.get(code)
     if entry_type is None:
-        raise Unreadable(f"unknown type of entry {code}")
+        raise Unreadable(f"entry_type: expected one of {sorted(_ENTRY_TYPES)}, found {code}")
     header = EntryHeader(
         term, position, entry_term, previous_term, entry_type, origin, incarnation, ordinal, stamps, request
     )
     if term > TERM_MAX:
         raise Unreadable(f"term: expected at most {TERM_MAX}, found {term}")
     if position >= SEQUENCE_LIMIT or ordinal >= SEQUENCE_LIMIT or request >= SEQUENCE_LIMIT:
-        raise Unreadable(f"position, ordinal and request must be less than 2**63: {header}")
+        raise Unreadable(f"position, ordinal and request must each be less than 2**63, but found {header}")
     if (
         not previous_term <= entry_term <= term
         or (position == 0) != (entry_type is EntryType.COPY)
         or (stamps > 0) != (entry_type is EntryType.GRANT)
     ):
-        raise Unreadable(f"the fields contradict each other: {header}")
+        raise Unreadable(
+            "terms must not decrease from previous_term to entry_term to term, only a COPY has position 0, and only a "
+            f"GRANT has stamps, but found {header}"
+        )
     return header
 
 

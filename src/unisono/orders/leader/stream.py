@@ -29,7 +29,7 @@ from unisono.wire.codec import control_frame, message_in
 from unisono.wire.frame import FRAGMENT, MORE_FRAGMENTS, Frame, IncomingMessages, Kind, OutgoingMessages
 
 WINDOW = 4096
-"""The leader orders at most this many entries beyond those that all members have delivered."""
+"""The leader orders at most this many entries beyond the last one that all members have delivered."""
 RETAINED_ENTRIES = 4096
 """Keep this many entries that all current members have, for removed members that come back."""
 MAX_RESENT_ENTRIES = 512
@@ -38,7 +38,7 @@ MAX_RESENT_ENTRIES = 512
 
 @dataclass(slots=True)
 class StreamEntry:
-    """One entry of the ordered stream."""
+    """One entry of the ordered stream: a member's frame, a list of members, or a grant of stamps."""
 
     position: int
     term: int
@@ -56,7 +56,7 @@ class StreamEntry:
     packed_messages: PackedMessages | None
     payload: bytes | memoryview
     members: MemberList | None
-    """Of a MEMBER_LIST: its content, which `payload` encodes."""
+    """The content of a MEMBER_LIST entry, which `payload` encodes; None for other types."""
 
     @property
     def ordinals_used(self) -> int:
@@ -68,9 +68,9 @@ class StreamEntry:
         return self.stamps_granted
 
     def member_list(self) -> MemberList:
-        """The content of a MEMBER_LIST entry."""
+        """The content of this MEMBER_LIST entry; raises TypeError for other types."""
         if self.members is None:
-            raise TypeError(f"entry {self.position} is a {self.entry_type.name}, not a MEMBER_LIST")
+            raise TypeError(f"entry {self.position} of the stream is a {self.entry_type.name}, not a MEMBER_LIST")
         return self.members
 
     def write(self, frame: Frame, term: int) -> Frame:
@@ -95,7 +95,7 @@ class StreamEntry:
 
 
 def read_entry(frame: Frame, ordered: Ordered) -> StreamEntry:
-    """The entry in an ORDERED frame."""
+    """Build the stream entry that an ORDERED frame carries."""
     header = ordered.header
     return StreamEntry(
         header.position,
@@ -169,7 +169,7 @@ class FrameSender:
         return frame
 
     def send(self, now: int, message: ElectionMessage, to: int = EVERYONE) -> None:
-        """Send a control message."""
+        """Send a control message of the election or of the stream to one member or to all."""
         policy, multicast = self._policy, self.uses_multicast and to == EVERYONE
         self._down.append(
             control_frame(
@@ -185,24 +185,24 @@ class FrameSender:
         )
 
     def send_entry(self, now: int, entry: StreamEntry, term: int, to: int = EVERYONE) -> None:
-        """Send an entry of the stream."""
+        """Send an entry of the stream, in `term`, to one member or to all."""
         self._down.append(entry.write(self.ordered_frame(now, to), term))
 
     def send_copy(self, now: int, original: Frame, term: int, to: int) -> None:
-        """Retransmit another member's frame."""
+        """Retransmit another member's frame to the member `to`."""
         self._down.append(write_copy(original, self.ordered_frame(now, to), term))
 
 
 class OrderedStream:
-    """One member's copy of the stream."""
+    """One member's copy of the stream of entries that the leader orders."""
 
     def __init__(self) -> None:
         self.position = 0
-        """Position of the last accepted entry."""
+        """The position of the last entry that this member has accepted."""
         self.delivered_position = 0
-        """Position up to which the order has delivered."""
+        """The position up to which this member has delivered the entries."""
         self.stable = 0
-        """Position up to which every member is known to have delivered."""
+        """The position up to which every member is known to have delivered the entries."""
         self.last_term = 0
         self.last_slot = 0
         self.accepted: deque[StreamEntry] = deque()
@@ -237,14 +237,14 @@ class OrderedStream:
         )
 
     def accept(self, entry: StreamEntry) -> None:
-        """Append the next entry."""
+        """Append the next entry to this member's copy of the stream."""
         self._log[entry.position] = entry
         self.position, self.last_term = entry.position, entry.term
         self.last_slot, self._next_ordinal = max(self.last_slot, entry.slot), entry.ordinal + entry.ordinals_used
         self.accepted.append(entry)
 
     def contradicts(self, entry: StreamEntry) -> bool:
-        """Whether this member accepted a different entry at that position, or a different one before it."""
+        """Whether this member accepted a different entry at the position of `entry`, or just before it."""
         if entry.position == self.position + 1:
             return entry.previous_term != self.last_term
         known = self._log.get(entry.position)
@@ -258,7 +258,7 @@ class OrderedStream:
         return True
 
     def pop_ahead(self) -> StreamEntry | None:
-        """The next entry in sequence, if it has arrived."""
+        """Remove and return the next entry in sequence; None if it has not arrived."""
         return self._ahead.pop(self.position + 1, None)
 
     def has_holes(self) -> bool:

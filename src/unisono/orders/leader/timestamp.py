@@ -49,23 +49,23 @@ MAX_RETRANSMITS_AT_ONCE = 64
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
-    """§8.2, corrected by erratum 000-30: 2Δ+max(p, Θ)."""
+    """The latency bound of the timestamp leader: 2Δ+max(p, Θ) (paper 000 §8.2, corrected by erratum 000-30)."""
     return 2 * timing.delta_ns + max(processing_ns, timing.theta_ns)
 
 
 def constant_delay_bound_ns(timing: Timing, processing_ns: int) -> int:
-    """§8.2 as published, true if every delay is exactly Δ: Δ+max(Δ+p, Θ)."""
+    """The bound that paper 000 §8.2 states: Δ+max(Δ+p, Θ). It holds if every delay is exactly Δ."""
     return timing.delta_ns + max(timing.delta_ns + processing_ns, timing.theta_ns)
 
 
 def carries_data(frame: Frame) -> bool:
-    """Whether a frame is more than a release of stamps."""
+    """Whether a frame carries messages; otherwise it only gives unused stamps back."""
     return frame.packed_messages is not None or bool(frame.body) or bool(frame.flags & LEAVING)
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request of this member that is not granted or not delivered yet."""
+    """A stamp request of this member that is not granted or not delivered yet."""
 
     request: int
     previous: int
@@ -76,16 +76,16 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class PendingGrant:
-    """An accepted entry of the stream that is not delivered completely."""
+    """A grant or member list in the stream that this member has accepted and not delivered completely."""
 
     entry: StreamEntry
     frame_limit: int | None = None
-    """Frames from this number on do not count: the leader removed their sender. None: all count."""
+    """Frames from this number on do not count, because the leader removed their sender. None if all frames count."""
     stamps_used: int = 0
 
 
 class TimestampLeader(LeaderOrderBase):
-    """The automaton of one member."""
+    """One member's automaton of the order `timestamp`."""
 
     entry_types = frozenset({EntryType.GRANT, EntryType.MEMBER_LIST, EntryType.COPY})
     blocks_on_any_crash = True  # a crashed member may hold stamps
@@ -120,7 +120,7 @@ class TimestampLeader(LeaderOrderBase):
         return stamping_reservation(self._policy, rate, leads=self.election.leading)
 
     def bound_ns(self) -> int:
-        """§8.2, corrected: 2Δ+max(p, Θ)."""
+        """The latency bound while no member crashes: 2Δ+max(p, Θ) (paper 000 §8.2, erratum 000-30)."""
         return latency_bound_ns(self._timing, self._policy.processing_ns)
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -201,7 +201,10 @@ class TimestampLeader(LeaderOrderBase):
             self._request_closes_at = None
 
     def _close_if_due(self, now: int) -> None:
-        """Release the unused stamps when Θ is over. A message submitted at this instant can open the next request."""
+        """Close a request that has been open for Θ, and release its unused stamps.
+
+        A later message opens the next one.
+        """
         if self._request_closes_at is not None and now >= self._request_closes_at:
             self._send(now, NO_MESSAGES, END_OF_SLOT)
 
@@ -244,7 +247,10 @@ class TimestampLeader(LeaderOrderBase):
                 self._last_accepted_request[sender] = following.slot
 
     def _order_and_retransmit(self, now: int) -> None:
-        """As the leader, grant requests that have waited for p. As any member, serve and repeat requests for frames."""
+        """As the leader, grant stamp requests that have waited for the processing time p.
+
+        As any member, answer requests of others for frames, and repeat own overdue requests.
+        """
         while self._ready_to_order and self._ready_to_order[0][0] <= now and self.election.may_order(now):
             _, frame = self._ready_to_order.popleft()
             if self.election.membership.is_current_member(frame.sender):
@@ -283,7 +289,7 @@ class TimestampLeader(LeaderOrderBase):
                 self._request_missing_frames(now)
 
     def _request_missing_frames(self, now: int) -> None:
-        """Request the frames of all waiting grants, not only of the first: a member that was cut off lacks many."""
+        """Request the missing frames of all waiting grants at once: a member that was cut off lacks many."""
         entries = [grant.entry for grant in islice(self._pending_grants, MAX_RETRANSMITS_AT_ONCE)]
         for missing in self._missing_frames(entries):
             self.election.request_frames(now, missing)
@@ -443,7 +449,10 @@ class TimestampLeader(LeaderOrderBase):
             self._frames_to_resend += [frames.waiting[number] for number in sorted(frames.waiting)]
 
     def _resend_frames(self, now: int) -> None:
-        """Request new stamps for the remaining frames, once this member is back and its grants are delivered."""
+        """Request new stamps for the frames that did not count.
+
+        This happens once the leader has admitted this member again and its earlier grants are delivered.
+        """
         me = self._policy.member
         if (
             not self._frames_to_resend
@@ -464,7 +473,7 @@ class TimestampLeader(LeaderOrderBase):
             self._multicast_frame(replace(frame, slot=self._current_request, number=number, flags=flags, sent_ns=now))
 
     def _reset_after_member_change(self, now: int, entry: StreamEntry) -> None:
-        """Drop the requests that the leader collected in an earlier term, or of admitted or removed members.
+        """Drop requests that the leader collected in an earlier term, and requests of members just admitted or removed.
 
         Their senders repeat them.
         """
@@ -483,7 +492,10 @@ class TimestampLeader(LeaderOrderBase):
 
 
 def stamping_reservation(policy: Policy, rate: Rate, *, leads: bool) -> BandwidthReservation:
-    """A member's frames, a request, a release and a heartbeat per slot; for the leader, also a grant per member."""
+    """The bandwidth for a member's frames and, per slot, a request, a release and a heartbeat.
+
+    The leader also needs room for one grant per member and slot.
+    """
     own = reservation(policy, rate)
     control_bytes = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
     extra = control_bytes * (2 + (len(policy.view.members) if leads else 0))
@@ -493,7 +505,7 @@ def stamping_reservation(policy: Policy, rate: Rate, *, leads: bool) -> Bandwidt
 
 
 def offer(ask: Ask) -> Offer:
-    """What the timestamp leader offers for an ask."""
+    """What the timestamp leader offers for a request to the planner: latency, rate and reasons."""
     timing, rate = ask.timing, ask.rate
     slots = NS_PER_S / timing.theta_ns
     bound, published = latency_bound_ns(timing, ask.processing_ns), constant_delay_bound_ns(timing, ask.processing_ns)

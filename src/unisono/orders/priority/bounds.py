@@ -14,7 +14,7 @@ REPORT_EVERY_MESSAGES = 16
 
 
 def queue_bound_ns(timing: Timing, *, coordinated: bool) -> int:
-    """The time into all queues while no member fails and no datagram is lost.
+    """The time until a message is in the queues of all members, while no member fails and no datagram is lost.
 
     One Δ each for the message, for its acknowledgments and, with a coordinator, for the decision.
     """
@@ -22,12 +22,12 @@ def queue_bound_ns(timing: Timing, *, coordinated: bool) -> int:
 
 
 def offer_priority(ask: Ask) -> Offer:
-    """Acknowledgments to all (paper 004, Figure 4)."""
+    """What the order offers if members send acknowledgments to all members (paper 004, Figure 4)."""
     return _priority_offer(ask, "priority", coordinated=False)
 
 
 def offer_priority_coordinator(ask: Ask) -> Offer:
-    """Acknowledgments to the sender, which decides (paper 004 §5)."""
+    """What the order offers if members send acknowledgments to the sender, which decides (paper 004 §5)."""
     return _priority_offer(ask, "priority_coordinator", coordinated=True)
 
 

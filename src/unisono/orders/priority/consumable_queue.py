@@ -67,7 +67,7 @@ class InsertionPointMissing(UnisonoError):
 
 
 class ConsumableQueue:
-    """One member's queue."""
+    """One member's queue of messages that are in order and not consumed yet, with their locks."""
 
     __slots__ = ("_items", "tail_locks")
 
@@ -83,11 +83,11 @@ class ConsumableQueue:
 
     @property
     def first(self) -> QueuedMessage | None:
-        """succ(H): the message that is consumed next."""
+        """The message that is consumed next; None if the queue is empty."""
         return self._items[0] if self._items else None
 
     def target_tail(self, level: Urgency) -> list[QueuedMessage]:
-        """Equation (2): the messages at the end of the queue that are less urgent than `level`."""
+        """The messages at the end of the queue that are less urgent than `level` (paper 004, equation 2)."""
         items = self._items
         at = len(items)
         while at and items[at - 1].urgency < level:
@@ -95,7 +95,7 @@ class ConsumableQueue:
         return items[at:]
 
     def lock(self, message: PriorityMessage) -> list[MessageRef]:
-        """Equation (3): lock the target tail and `TAIL`. Returns the messages of the target tail."""
+        """Lock the target tail of a message, and `TAIL` (paper 004, equation 3). Returns the target tail."""
         level = urgency(message)
         tail = self.target_tail(level)
         for item in tail:
@@ -148,13 +148,13 @@ class ConsumableQueue:
         raise InsertionPointMissing(f"the insertion point {point} is not in the queue although it was locked")
 
     def drop_lesser_locks(self, items: Iterable[QueuedMessage], level: Urgency) -> None:
-        """Step 3 of §4.4: less urgent messages lose their locks up to the message just inserted (erratum 004-7)."""
+        """Remove the locks of less urgent messages up to the message just inserted (paper 004 §4.4, erratum 004-7)."""
         for item in items:
             if item.locks:
                 item.locks = {ref: holder for ref, holder in item.locks.items() if holder >= level}
 
     def consume(self) -> PriorityMessage | None:
-        """Remove and return the first message (Figure 1). None if it is locked or the queue is empty."""
+        """Remove and return the first message (paper 004, Figure 1). None if it is locked or there is none."""
         if not self._items or self._items[0].locks:
             return None
         return self._items.pop(0).message

@@ -67,14 +67,14 @@ class DecisionMode(Enum):
     """Which members decide the insertion point of a message."""
 
     ALL = "all"
-    """Each member, from acknowledgments multicast to all (Figure 4)."""
+    """Each member decides, from acknowledgments that are multicast to all (paper 004, Figure 4)."""
     COORDINATOR = "coordinator"
-    """One member, which collects the acknowledgments (§5)."""
+    """One member, which collects the acknowledgments, decides for all (paper 004 §5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """rec(m): the message has arrived and locked `target_tail`."""
+    """A step for the trace: a message has arrived and locked `target_tail`."""
 
     message: PriorityMessage
     target_tail: MessageSet
@@ -84,7 +84,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """queue(m): the message is in the queue, before `insertion_point`."""
+    """A step for the trace: a message was put into the queue before `insertion_point`."""
 
     message: PriorityMessage
     insertion_point: MessageRef
@@ -100,7 +100,7 @@ class Insertion:
         self.decision_mode = decision_mode
         self.queue = ConsumableQueue()
         self.waiting: dict[MessageRef, PriorityMessage] = {}
-        """W: messages received and not yet in the queue."""
+        """Messages that are received and not yet in the queue (the paper's W)."""
         self.bags: dict[MessageRef, dict[MessageOrigin, Ack]] = {}
         """A: acknowledgments per message. The message or its first acknowledgment opens the bag (erratum 004-2)."""
         self.decisions: dict[MessageRef, InsertionDecision] = {}
@@ -288,7 +288,7 @@ class Insertion:
             self.to_multicast.append(decision)
 
     def decide(self, ref: MessageRef, bag: dict[MessageOrigin, Ack]) -> InsertionDecision:
-        """The common set (4) and the history set (5) of all acknowledgments in the bag."""
+        """The common set and the history set of all acknowledgments in the bag (paper 004, equations 4 and 5)."""
         acks = [bag[member] for member in sorted(bag)]
         common, history = acks[0].target_tail, acks[0].history
         for ack in acks[1:]:

@@ -102,11 +102,11 @@ def encode_body(body: PriorityBody) -> bytes:
 
 
 def decode_body(data: bytes) -> PriorityBody:
-    """Decode one body; raises Unreadable."""
+    """Decode one message body; raises Unreadable if it is malformed."""
     if data[:1] != bytes((_MESSAGE,)):
         return _BODIES.decode(data)
     if len(data) < _NUMBERS.size:
-        raise Unreadable(f"a message of {len(data)} bytes; its header alone takes {_NUMBERS.size}")
+        raise Unreadable(f"a message has {len(data)} bytes, but its header alone needs {_NUMBERS.size}")
     _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
     if priority > PRIORITY_MAX or max(sequence, stamp) >= SEQUENCE_LIMIT or previous > sequence:
         raise Unreadable(
@@ -169,7 +169,7 @@ class PriorityState:
 
 
 class _Body(Part):
-    """One body of a known type, up to the end."""
+    """A message field that holds one message body of a known type and takes the rest of the bytes."""
 
     def __init__(self, name: str, expected: type[PriorityBody]) -> None:
         super().__init__(name)
@@ -186,7 +186,7 @@ class _Body(Part):
 
 
 class _Refs(Part):
-    """Message references, as many as the `count` says."""
+    """A message field that holds as many message references as its `count` field says."""
 
     def encode(self, value: Sequence[MessageRef]) -> bytes:
         return b"".join(map(encode_ref, value))
@@ -243,6 +243,6 @@ def encode_handover(state: PriorityState, application: bytes) -> bytes:
 def decode_handover(data: bytes) -> tuple[PriorityState, bytes]:
     """Decode the order's state and the application's; raises Unreadable."""
     if len(data) < _LENGTH.size:
-        raise Unreadable(f"a state transfer of {len(data)} bytes has no length")
+        raise Unreadable(f"a state transfer of {len(data)} bytes is too short for its length field")
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     return decode_state(data[_LENGTH.size : end]), data[end:]

@@ -191,7 +191,7 @@ class PriorityOrder:
         self._flush(now)
 
     def wake(self, now: int) -> None:
-        """The local clock has reached `now`."""
+        """Handle the timers that are due at `now`: virtual synchrony, a waiting sender, a rejoin."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
         if self._rejoin_at is not None and now >= self._rejoin_at:
@@ -379,11 +379,11 @@ class PriorityOrder:
         self._flush(now)
 
     def latest_slot(self, now: int) -> int:
-        """No limit: frames of this order belong to views, not to slots."""
+        """The last slot that a frame may name: any, because frames of this order belong to views, not to slots."""
         return 1 << 62
 
     def bound_ns(self) -> int:
-        """The time into the queue while no member fails."""
+        """The time until a message is in all queues, while no member fails."""
         return queue_bound_ns(self._policy.timing, coordinated=self.insertion.decision_mode is DecisionMode.COORDINATOR)
 
     def waiting_for(self) -> tuple[int, ...]:
@@ -395,15 +395,15 @@ class PriorityOrder:
         return bool(self._members) and not self._has_left
 
     def why_not_formed(self) -> str:
-        """Empty: the order does not know why there is no view."""
+        """Always an empty text: the order does not know why there is no view."""
         return ""
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """None: members of this order do not declare their rates to one another."""
+        """Always None: members of this order do not declare their rates to one another."""
         return None
 
     def by_multicast(self) -> bool:
-        """No: frames go to each member separately, without IP multicast."""
+        """Always False: frames go to each member separately, without IP multicast."""
         return False
 
 

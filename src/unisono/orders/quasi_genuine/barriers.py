@@ -25,34 +25,34 @@ OUT_OF_ORDER_MAX = 1 << 10
 """Keep entries of a stream that arrive out of order up to this many numbers ahead."""
 PROMISES_MAX = 16
 PENDING_MAX = 1 << 16
-"""With this many messages pending, accept no more from groups that do not block the first of them."""
+"""While this many messages wait for barriers, accept more only from groups that block the first of them."""
 REQUESTS_MAX = 256
 BACKOFF_DOUBLINGS_MAX = 4
 
 
 class SourceGroup:
-    """The state of another group's stream, as received here."""
+    """What this member has received of another group's stream of messages, and the barrier of that group."""
 
     __slots__ = ("applied", "barrier", "ends_after", "epoch", "out_of_order", "promised_barriers")
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
         self.ends_after: int | None = None
-        """The number of the last entry, once the group has stopped sending."""
+        """The number of the last entry of the stream; None while the group still sends."""
         self.applied = 0
         """The number of entries received without a gap."""
         self.barrier = 0
         self.out_of_order: dict[int, StampedEntry] = {}
         self.promised_barriers: dict[int, int] = {}
-        """By number of entries, the barrier that holds once these entries are here."""
+        """By number of entries, the barrier that holds once that many entries have arrived."""
 
     def blocks(self, stamp: int) -> bool:
-        """Whether a message with an earlier stamp may still come."""
+        """Whether this group may still send a message with a stamp up to `stamp`."""
         return self.barrier < stamp and (self.ends_after is None or self.applied < self.ends_after)
 
 
 class BarrierQueue:
-    """barPending: one member's decided messages that wait for barriers.
+    """One member's decided messages that wait for barriers (the paper's barPending).
 
     Entries of another group's stream are applied in that group's numbering, the first copy of each. A barrier counts
     once as many entries are here as it was announced with (erratum 003-9).
@@ -73,7 +73,7 @@ class BarrierQueue:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def add_own(self, entry: StampedEntry) -> None:
-        """A message of the own group has been decided."""
+        """Add a message that the own group has decided."""
         heappush(self.pending, (entry.stamp, self.own_group, 0, entry))
         self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
@@ -117,7 +117,7 @@ class BarrierQueue:
     # -- delivering ------------------------------------------------------------------------------------------
 
     def pop_deliverable(self, own_last_stamp: int) -> list[tuple[int, StampedEntry]]:
-        """The messages that can be delivered now, in order, with their source groups."""
+        """Remove and return the messages that can be delivered now, in order, with their source groups."""
         if not self.pending:
             return []
         limit = own_last_stamp
@@ -212,7 +212,7 @@ class BarrierRequests:
         self._new_senders: frozenset[int] = frozenset()
         """Senders admitted while the groups run: other groups may not know that these can block messages here."""
         self._requested_stamps: list[int] = []
-        """The stamps that the own group is to reach, ascending."""
+        """The stamps that other groups asked the own group to reach, ascending."""
         self._pending: dict[int, list[int]] = {}
         """By receiving group, the barriers that it waits for."""
         self._announced: dict[int, int] = {}
@@ -270,7 +270,7 @@ class BarrierRequests:
         return unreached
 
     def request(self, stamp: int) -> None:
-        """The own group's last stamp is to reach `stamp`."""
+        """Record a request that the last stamp of the own group reaches `stamp`."""
         if len(self._requested_stamps) >= REQUESTS_MAX:
             del self._requested_stamps[: REQUESTS_MAX // 2]
         if not self._requested_stamps or stamp > self._requested_stamps[-1]:
@@ -285,12 +285,12 @@ class BarrierRequests:
         return self._requested_stamps[end - 1] if end and self._requested_stamps[end - 1] > covered else None
 
     def first_requested(self, covered: int) -> int | None:
-        """The smallest requested stamp beyond `covered`."""
+        """The smallest requested stamp beyond `covered`; None if there is none."""
         at = bisect_right(self._requested_stamps, covered)
         return self._requested_stamps[at] if at < len(self._requested_stamps) else None
 
     def due_receivers(self, last_stamp: int, ready: Container[int]) -> list[int]:
-        """On demand: the groups in `ready` that wait for a barrier which this group's last stamp has reached."""
+        """With barriers on demand: the groups in `ready` that wait for a barrier that this group has reached."""
         due = []
         for group, stamps in self._pending.items():
             if group not in ready:
@@ -304,7 +304,7 @@ class BarrierRequests:
         return due
 
     def stale_receivers(self, last_stamp: int, threshold_ns: int, ready: Container[int]) -> list[int]:
-        """Periodic: the groups in `ready` whose last announced barrier is older than the threshold."""
+        """With periodic barriers: the groups in `ready` whose last announced barrier is older than the threshold."""
         oldest = time_of(last_stamp) - threshold_ns
         stale = [
             group for group in self.receivers if group in ready and oldest >= time_of(self._announced.get(group, 0))
@@ -314,13 +314,13 @@ class BarrierRequests:
         return stale
 
     def reset(self) -> None:
-        """There is a new leader: the barriers that an earlier leader announced are not known."""
+        """After a change of leader, forget which barriers were announced: an earlier leader's are not known."""
         self._announced.clear()
 
     # -- requests for the barriers of other groups -----------------------------------------------------------
 
     def on_own_message(self, stamp: int, mask: int) -> None:
-        """A message of the own group; its sender has notified all groups that may block it here."""
+        """Record a message of the own group as requested: its sender has notified all groups that may block it here."""
         if mask >> self.own_group & 1:
             for group in self.senders:
                 self._requested_from[group] = max(stamp, self._requested_from.get(group, 0))
@@ -348,18 +348,18 @@ class BarrierRetry:
         """How many times the barriers for this message have been requested again."""
 
     def set_blocked(self, now: int, stamp: int | None) -> None:
-        """The message with this stamp is blocked now, or none is."""
+        """Record the stamp of the message that waits for barriers now; None if no message waits."""
         if stamp != self._blocked_stamp:
             self._blocked_stamp, self._last_attempt_at, self.attempts = stamp, now, 0
 
     def retry_at(self) -> int | None:
-        """When the next attempt is due."""
+        """When to request the barriers again; None if no message waits."""
         if self._blocked_stamp is None:
             return None
         return self._last_attempt_at + (self._wait_ns << min(self.attempts, BACKOFF_DOUBLINGS_MAX))
 
     def start_attempt_if_due(self, now: int) -> bool:
-        """Whether an attempt is due; if so it counts as made."""
+        """Returns whether the barriers are to be requested again now; if so, counts the attempt."""
         at = self.retry_at()
         if at is None or now < at:
             return False

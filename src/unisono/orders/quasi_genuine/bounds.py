@@ -30,17 +30,20 @@ def quasi_genuine_latency_bound_ns(timing: Timing, multigroup: Multigroup) -> in
 
 
 def offer_quasi_genuine_on_demand(ask: Ask) -> Offer:
-    """Barriers on demand: an idle system sends nothing, and each multicast requests barriers."""
+    """What the order offers with barriers on demand: an idle system sends nothing, each multicast requests barriers."""
     return _quasi_genuine_offer(ask, "on_demand")
 
 
 def offer_quasi_genuine_periodic(ask: Ask) -> Offer:
-    """Periodic barriers: a null per threshold costs the same whatever is sent, and messages wait for the next null."""
+    """What the order offers with periodic barriers.
+
+    A group that sends nothing for the threshold agrees on a null, and messages wait for the next null.
+    """
     return _quasi_genuine_offer(ask, "periodic")
 
 
 def _quasi_genuine_offer(ask: Ask, liveness: Liveness) -> Offer:
-    """The offer for two groups, each of `ask.members` members, that send to each other; every message goes to both."""
+    """What the order offers for two groups, each of `ask.members` members; every message goes to both."""
     timing, rate, n = ask.timing, ask.rate, ask.members
     pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
     bound = quasi_genuine_latency_bound_ns(timing, Multigroup(pair, liveness, BARRIER_THRESHOLD_NS))

@@ -47,7 +47,7 @@ RETAINED_ENTRIES = 1 << 14
 AHEAD_MAX = 1 << 8
 """Accept a sender's bundles up to this many serials ahead of its first undecided one."""
 RESERVED_VALUE_BYTES = 64
-"""Space in a value for a null and for `ReceivedByAll` items."""
+"""The bytes of a log value that are kept free for a null and for `ReceivedByAll` items."""
 
 
 class OutgoingStream:
@@ -55,9 +55,9 @@ class OutgoingStream:
 
     def __init__(self) -> None:
         self.head = 0
-        """The number of entries so far."""
+        """The number of entries that the stream has had so far."""
         self.entries: deque[StampedEntry] = deque(maxlen=RETAINED_ENTRIES)
-        """The last entries, up to number `head`."""
+        """The retained entries of the stream; the last one has the number `head`."""
 
     @property
     def first(self) -> int:
@@ -65,7 +65,7 @@ class OutgoingStream:
         return self.head - len(self.entries) + 1
 
     def append(self, entry: StampedEntry) -> None:
-        """Add the next entry."""
+        """Add the next entry to the stream."""
         self.entries.append(entry)
         self.head += 1
 
@@ -80,7 +80,7 @@ class OutgoingStream:
 
 
 class GroupLog:
-    """One member's reading of its group's decisions.
+    """The state that one member computes from the decisions of its group: stamps, streams and links.
 
     `receivers` and `senders` are the groups that the own group sends to and receives from at first; `group_members` are
     the members of the own group.
@@ -96,10 +96,10 @@ class GroupLog:
         self.own_group = own_group
         self.topology = TopologyState(own_group, receivers, senders, group_members)
         self.last_stamp = 0
-        """Everything that is decided later has a larger stamp."""
+        """The last stamp that the group has used: everything that is decided later has a larger one."""
         self.null_count = 0
         self.streams = {receiver: OutgoingStream() for receiver in receivers if receiver != own_group}
-        """By receiving group; a closed stream stays until every receiver has all of it."""
+        """By receiving group, the stream to it; a closed stream stays until every receiver has all of it."""
         self._open_streams = dict(self.streams)
         self._reachable_mask = self._open_mask()
         self.refused: list[tuple[int, int, int, int]] = []
@@ -108,14 +108,20 @@ class GroupLog:
         """By sender, its incarnation and the serial of its next bundle."""
 
     def next_serial(self, sender: int, incarnation: int) -> int:
-        """The number of this incarnation's bundles decided so far; all there can be, if a later one has started."""
+        """The number of decided bundles of this incarnation of a sender.
+
+        It is the largest possible number if a later incarnation has started.
+        """
         latest_incarnation, serial = self._next_serials.get(sender, (-1, 0))
         if latest_incarnation < incarnation:
             return 0
         return serial if latest_incarnation == incarnation else 1 << 63
 
     def apply(self, value: bytes) -> list[StampedEntry]:
-        """Decide(k, value). Returns the messages for the own group; raises Unreadable if the value is malformed."""
+        """Apply the next decided value.
+
+        Returns the messages for the own group; raises Unreadable if it is malformed.
+        """
         own: list[StampedEntry] = []
         for item in sorted(decode_value(value), key=_sort_key):
             if isinstance(item, Cast):
@@ -165,7 +171,7 @@ class GroupLog:
         self._update_streams()
 
     def _update_streams(self) -> None:
-        """Start and end streams as the topology says."""
+        """Start and end the streams to other groups as the agreed topology says."""
         for receiver, link in self.topology.outgoing.items():
             stream = self.streams.get(receiver)
             if link.state in SENDING_STATES:
@@ -216,7 +222,7 @@ def _sort_key(item: LogItem) -> tuple[int, int]:
 
 
 class _SenderQueue:
-    """One sender's undecided messages."""
+    """The undecided messages of one sender of the own group."""
 
     __slots__ = ("casts", "incarnation", "next_to_propose")
 
@@ -225,11 +231,13 @@ class _SenderQueue:
         self.next_to_propose = 0
         """The serial of the next message to propose."""
         self.casts: dict[int, Cast] = {}
-        """By serial."""
+        """The sender's undecided multicasts, by serial number."""
 
 
 class PendingProposals:
-    """propPending: messages of the own group that are not decided yet. Each sender's are proposed in their order.
+    """Messages of the own group that are not decided yet (the paper's propPending).
+
+    The messages of each sender are proposed in their order.
 
     With a window w(p) a message is proposed when the clock has passed its timestamp by w(p) (Algorithm 3 lines 19-24),
     so that messages with earlier timestamps arrive first. Unlike the paper, a message that arrives later is still
@@ -240,7 +248,10 @@ class PendingProposals:
         self._queues: dict[int, _SenderQueue] = {}
 
     def add(self, cast: Cast, next_serial: int) -> bool:
-        """Add a message of the own group; `next_serial` of its sender's are decided. Returns whether it is new."""
+        """Add a message of the own group. Returns whether it is new.
+
+        `next_serial` is the number of bundles of its sender that are decided.
+        """
         bundle = cast.bundle
         queue = self._queues.get(bundle.sender)
         if queue is None or queue.incarnation < bundle.incarnation:
@@ -254,7 +265,7 @@ class PendingProposals:
         return True
 
     def discard_decided(self, sender: int, incarnation: int, next_serial: int) -> None:
-        """Remove the messages below `next_serial`: propPending minus decided."""
+        """Remove a sender's messages with serials below `next_serial`, because they are decided."""
         queue = self._queues.get(sender)
         if queue is None or queue.incarnation > incarnation:
             return
@@ -271,7 +282,7 @@ class PendingProposals:
         self._queues[sender].next_to_propose = next_serial
 
     def first_timestamp(self) -> int | None:
-        """The timestamp of the first message that could be proposed."""
+        """The smallest timestamp among the messages that could be proposed next; None if there is no message."""
         first = self._first()
         return None if first is None else first[1].ts
 
@@ -284,7 +295,10 @@ class PendingProposals:
         return first
 
     def pop_until(self, horizon: int, max_bytes: int) -> tuple[list[Cast], int]:
-        """The messages with timestamps up to `horizon` that fit, by timestamp, and the largest of their stamps."""
+        """Remove and return the messages with timestamps up to `horizon`, as many as fit into `max_bytes`.
+
+        They are sorted by timestamp. The second result is the largest of their stamps.
+        """
         casts: list[Cast] = []
         largest_stamp = 0
         while (first := self._first()) is not None and first[1].ts <= horizon:
@@ -300,7 +314,7 @@ class PendingProposals:
 
 
 class GroupProposer:
-    """One member's proposals of messages and nulls, while it leads."""
+    """Chooses the messages and nulls that a member proposes while it leads its group."""
 
     def __init__(
         self, multigroup: Multigroup, log: GroupLog, proposals: PendingProposals, barrier_requests: BarrierRequests
@@ -308,25 +322,25 @@ class GroupProposer:
         self._multigroup, self._log = multigroup, log
         self._proposals, self._barrier_requests = proposals, barrier_requests
         self._covered_stamp = 0
-        """The last stamp once all proposals are decided."""
+        """The stamp that the group will have reached when all present proposals are decided."""
         self._next_null_number = 0
         self._null_undecided = False
         self._leading_since = 0
 
     def start_term(self, now: int) -> None:
-        """There is a new leader: undecided messages are proposed again."""
+        """Start a new leader's term: propose all undecided messages again."""
         self._leading_since = now
         for sender, incarnation in self._proposals.senders():
             self._proposals.propose_again_from(sender, self._log.next_serial(sender, incarnation))
         self.on_all_decided()
 
     def on_all_decided(self) -> None:
-        """No proposal is in progress: the log shows how far the stamps have come."""
+        """When no proposal is in progress, take from the log the stamp that the group has reached."""
         self._covered_stamp, self._next_null_number = self._log.last_stamp, self._log.null_count
         self._null_undecided = False
 
     def next_items(self, now: int, window_ns: int, max_bytes: int) -> list[LogItem]:
-        """The messages whose window is over, then a null if one is needed."""
+        """The items of the next proposal: the messages whose window is over, then a null if one is needed."""
         horizon = now - window_ns
         casts, largest_stamp = self._proposals.pop_until(horizon, max_bytes - RESERVED_VALUE_BYTES)
         items: list[LogItem] = list(casts)
@@ -357,7 +371,7 @@ class GroupProposer:
         return time_of(self._covered_stamp) if self._covered_stamp else self._leading_since
 
     def due_at(self, window_ns: int) -> int | None:
-        """When there will be something to propose, if nothing arrives before."""
+        """When there will be something to propose, if nothing arrives before; None if never."""
         first = self._proposals.first_timestamp()
         times = [] if first is None else [first + window_ns]
         if self._multigroup.liveness == "periodic":

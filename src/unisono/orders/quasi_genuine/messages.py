@@ -65,7 +65,7 @@ def stamp_after(last: int, ts: int, sender: int) -> int:
 
 
 def time_of(stamp: int) -> int:
-    """The time in a stamp."""
+    """The timestamp that a stamp contains, in nanoseconds."""
     return stamp // STAMP_SENDERS
 
 
@@ -74,7 +74,7 @@ def _encode_stamp(stamp: int) -> bytes:
 
 
 def _stamp(name: str) -> Fixed:
-    """A field with a stamp."""
+    """The specification of a message field that holds a stamp."""
     return raw(name, STAMP_BYTES, int.from_bytes, _encode_stamp)
 
 
@@ -85,7 +85,7 @@ _SET_RECEIVERS_TAG, _CONFIRM_TAG = b"r", b"c"
 
 
 class TopologyStep(IntEnum):
-    """The kind of a topology message."""
+    """The kinds of topology messages, by which groups open and close the links between them."""
 
     ADMIT = 1
     """Request: we are going to send to you, from entry `head` + 1 on. Wait for our barriers."""
@@ -112,14 +112,14 @@ class TopologyMessage:
 
 @dataclass(frozen=True, slots=True)
 class SetReceivers:
-    """Control: the own group sends to these groups and no others."""
+    """A control message inside a group: from now on the group sends to these groups and no others."""
 
     receiver_mask: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmTopology:
-    """Control: after this, its sender submits only messages that this version of the topology allows."""
+    """A control message inside a group: its sender now submits only messages that this topology version allows."""
 
     version: int
 
@@ -129,7 +129,7 @@ TopologyControl: TypeAlias = SetReceivers | ConfirmTopology
 
 
 def encode_control(control: TopologyControl) -> bytes:
-    """The body of the bundle that a control travels in."""
+    """The body of the bundle that carries a topology control message."""
     if isinstance(control, SetReceivers):
         message = _CONTROL.pack(_SET_RECEIVERS_TAG, control.receiver_mask)
     else:
@@ -138,7 +138,7 @@ def encode_control(control: TopologyControl) -> bytes:
 
 
 def control_in_bundle(bundle: Bundle) -> TopologyControl | None:
-    """The control in a bundle, or None if it holds none."""
+    """The topology control message in a bundle, or None if the bundle holds none."""
     packed = None if bundle.flags else read_packed_messages(bundle.body, 0, len(bundle.body))
     messages = [] if packed is None else packed.messages()
     if len(messages) != 1 or len(messages[0]) != _CONTROL.size:
@@ -186,7 +186,10 @@ _CAST_FIELDS = struct.Struct("!QQ")
 
 
 class _CastSpec(Spec[Cast]):
-    """Coded by hand: every message passes through here several times, and a list of fields takes twice the time."""
+    """Encodes and decodes a `Cast` by hand.
+
+    Every message passes through here several times, and a list of fields takes twice the time.
+    """
 
     def encode(self, message: Cast) -> bytes:
         return _CAST_FIELDS.pack(message.ts, message.destination_mask) + encode_bundle(message.bundle)
@@ -194,11 +197,11 @@ class _CastSpec(Spec[Cast]):
     def decode_at(self, body: bytes, start: int) -> tuple[Cast, int]:
         at, end = start + CAST_BYTES, len(body)
         if at > end:
-            raise Unreadable(f"a cast of {end - start} bytes; its fields alone take {CAST_BYTES}")
+            raise Unreadable(f"a cast has {end - start} bytes, but its fields alone need {CAST_BYTES}")
         ts, mask = _CAST_FIELDS.unpack_from(body, start)
         bundle = read_bundle(body, at, end)
         if ts >= SEQUENCE_LIMIT or (not mask and control_in_bundle(bundle) is None):
-            raise Unreadable(f"the timestamp {ts} is too large, or the cast has neither destinations nor a control")
+            raise Unreadable(f"a cast has timestamp {ts}, not below 2**63, or neither destinations nor a control")
         return Cast(ts, mask, bundle), end
 
 
@@ -219,7 +222,7 @@ ITEM_BYTES = _ITEM.size + CAST_BYTES
 
 
 def encode_value(items: Sequence[LogItem]) -> bytes:
-    """Items as one value for the group's consensus."""
+    """Encode items as one value for the group's consensus."""
     parts: list[bytes] = []
     for item in items:
         tag = _ITEM_TAGS[type(item)]
@@ -235,11 +238,13 @@ def decode_value(value: bytes) -> list[LogItem]:
     while at < len(value):
         start = at + _ITEM.size
         if start > len(value):
-            raise Unreadable(f"the tag and the length of an item at offset {at} are missing")
+            raise Unreadable(f"a log value of {len(value)} bytes ends in the tag or length of an item at offset {at}")
         tag, length = _ITEM.unpack_from(value, at)
         at = start + length
         if tag not in _ITEMS or at > len(value):
-            raise Unreadable(f"an item has the unknown tag {tag}, or its {length} bytes are not all there")
+            raise Unreadable(
+                f"an item has an unknown tag or is cut off: tag {tag}, {length} bytes at offset {start} of {len(value)}"
+            )
         items.append(_ITEMS[tag].decode(value[start:at]))
     return items
 
@@ -280,22 +285,22 @@ class StreamAck:
 
 @dataclass(frozen=True, slots=True)
 class BarrierRequest:
-    """These groups need a barrier of at least `stamp`."""
+    """Asks a group for a barrier: the groups in this message need one of at least `stamp`."""
 
     stamp: int
     group_mask: int
 
 
 GroupMessage: TypeAlias = Cast | StreamSegment | StreamAck | BarrierRequest | TopologyMessage
-"""A message in a frame of its own."""
+"""The messages of the quasi-genuine order that travel in a frame of their own."""
 
 _ENTRY_FIELDS = struct.Struct(f"!{STAMP_BYTES}sQI")
 ENTRY_BYTES = _ENTRY_FIELDS.size
-"""The bytes of an entry besides its bundle."""
+"""The number of bytes of an encoded stream entry before its bundle."""
 
 
 class _EntrySpec(Spec[StampedEntry]):
-    """Coded by hand, for the same reason as a cast."""
+    """Encodes and decodes stream entries by hand, because that takes half the time of a list of fields."""
 
     def encode(self, message: StampedEntry) -> bytes:
         data = encode_bundle(message.bundle)
@@ -352,7 +357,7 @@ class NextBundle(NamedTuple):
 
 
 class SourceBarrier(NamedTuple):
-    """How many entries of a group are received, and its barrier."""
+    """How many entries of another group's stream this member has received, and the barrier of that group."""
 
     applied: int
     barrier: int
@@ -391,7 +396,7 @@ class TopologySnapshot:
     version: int = 0
     wanted_mask: int = 0
     outgoing: dict[int, OutgoingLinkState] = field(default_factory=dict)
-    """By receiving group."""
+    """By receiving group, the state of the link to it."""
     incoming: dict[int, IncomingLinkState] = field(default_factory=dict)
     """By sending group."""
     confirmed_versions: dict[int, int] = field(default_factory=dict)
@@ -454,12 +459,12 @@ _STATE = Spec(
 
 
 def encode_state(state: GroupState) -> bytes:
-    """The state as bytes."""
+    """Encode the state of a member's log and barrier queue as bytes, for a snapshot."""
     return _STATE.encode(state)
 
 
 def decode_state(data: bytes) -> GroupState:
-    """Read a state; raises Unreadable if it is malformed."""
+    """Decode what `encode_state` returned; raises Unreadable if it is malformed."""
     return _STATE.decode(data)
 
 
@@ -481,7 +486,7 @@ def tagged_consensus_writes(writes: Iterable[Write]) -> list[Write]:
 
 
 def stream_entries_write(source: int, entries: Sequence[tuple[int, StampedEntry]]) -> Write:
-    """A write with numbered entries of another group's stream."""
+    """A write to stable storage with numbered entries of another group's stream."""
     return Write(tuple(_STREAM_ENTRY_TAG + encode_stream_record(NumberedEntry(source, *each)) for each in entries))
 
 
@@ -507,10 +512,10 @@ def stored_stream_entries(stored_records: StoredRecords | None) -> Iterator[Numb
 
 
 def encode_stream_record(entry: NumberedEntry) -> bytes:
-    """An entry of another group's stream as a record."""
+    """Encode an entry of another group's stream as a record for stable storage."""
     return _STREAM_RECORD.encode(entry)
 
 
 def decode_stream_record(data: bytes) -> NumberedEntry:
-    """Read a record; raises Unreadable if it is malformed."""
+    """Decode a stored entry of another group's stream; raises Unreadable if it is malformed."""
     return _STREAM_RECORD.decode(data)

@@ -22,7 +22,7 @@ WINDOW_FACTOR_MAX = 8
 
 
 class WaitWindow:
-    """w(p): how long a message waits before it is proposed and delivered early.
+    """How long a message waits before it is proposed and delivered early: the paper's w(p).
 
     It is the declared value, or a quarter more than the longest of the last measured delays: `initial_ns` until a delay
     is measured, and at most `WINDOW_FACTOR_MAX` times that, so that one member that stalled does not slow down the
@@ -37,7 +37,7 @@ class WaitWindow:
 
     @property
     def ns(self) -> int:
-        """The current window."""
+        """The length of the current window, in nanoseconds."""
         if self._declared_ns is not None:
             return self._declared_ns
         if not self._delays_ns:
@@ -57,7 +57,7 @@ class WaitWindow:
 
 
 class OptimisticDelivery:
-    """optPending: one member's messages that wait for early delivery (Algorithm 3).
+    """One member's messages that wait for early delivery (optPending in paper 003, Algorithm 3).
 
     A message is delivered early when the clock has passed its timestamp by w(p), in timestamp order. A message is late
     if it arrives after that, or after one with a larger timestamp was delivered early. A late message is only delivered
@@ -79,7 +79,7 @@ class OptimisticDelivery:
         """The number of bundles that were not delivered early: they were late or held a fragment."""
 
     def add(self, now: int, stamp: int, bundle: Bundle) -> None:
-        """A message for this group has arrived from its sender."""
+        """Add a message for this group that has arrived directly from its sender."""
         sender_run = (bundle.sender, bundle.incarnation)
         if bundle.serial < max(self._received_serials.get(sender_run, 0), self._final_serials.get(sender_run, 0)):
             return
@@ -90,11 +90,11 @@ class OptimisticDelivery:
         heappush(self._pending, (stamp, bundle.serial, bundle))
 
     def mark_final(self, bundle: Bundle) -> None:
-        """A message has been delivered finally."""
+        """Record that a message was delivered finally; it is not delivered early after that."""
         self._final_serials[bundle.sender, bundle.incarnation] = bundle.serial + 1
 
     def pop_due(self, now: int) -> list[Batch]:
-        """The messages to deliver early now, in timestamp order."""
+        """Remove and return the messages to deliver early now, in timestamp order."""
         batches: list[Batch] = []
         while self._pending and time_of(self._pending[0][0]) + self._window.ns < now:
             stamp, serial, bundle = heappop(self._pending)
@@ -105,5 +105,5 @@ class OptimisticDelivery:
         return batches
 
     def due_at(self) -> int | None:
-        """When the first early delivery is due."""
+        """When the next early delivery is due; None if no message waits for one."""
         return time_of(self._pending[0][0]) + self._window.ns + 1 if self._pending else None

@@ -85,15 +85,15 @@ RETRANSMIT_AT_ONCE = 8
 COMPACT_EVERY_INSTANCES = 4096
 """A snapshot replaces the log after this many instances."""
 BLOCKED_AFTER_REQUESTS = 4
-"""A member reports that it is held up after requesting the same barriers again this many times."""
+"""A member reports that its deliveries are blocked after requesting the same barriers this many times."""
 
 
 class QuasiGenuine(ConsensusOrderBase):
-    """The automaton of one member."""
+    """One member's automaton of the order `quasi_genuine`."""
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:
         if policy.multigroup is None:
-            raise InvalidOption("topology", "order quasi_genuine needs the groups and which of them may send to which")
+            raise InvalidOption("topology", "the order quasi_genuine needs the groups and which may send to which")
         self.multigroup = policy.multigroup
         topology = self.multigroup.topology
         self.own_group_name = topology.group_of(policy.member)
@@ -134,7 +134,7 @@ class QuasiGenuine(ConsensusOrderBase):
         self._known_leaders: dict[int, int] = {}
         """By other group, the member that seems to lead it."""
         self._pending_acks: dict[tuple[int, int], None] = {}
-        """The (member, group) pairs to acknowledge a group's stream to at the next flush, in order."""
+        """The acknowledgments to send at the next flush: (member to send to, group whose stream is acknowledged)."""
         self._allowed_mask = self.log.topology.allowed_mask()
         """The groups that this member may send to now."""
         self._applied_topology_changes = self._confirmed_version = 0
@@ -146,11 +146,14 @@ class QuasiGenuine(ConsensusOrderBase):
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Send to the own group alone."""
+        """Multicast messages to the own group alone; returns how many were accepted."""
         return self.submit_to(now, messages, (self.own_group_name,))
 
     def submit_to(self, now: int, messages: Sequence[bytes], destinations: Sequence[str]) -> int:
-        """QGFTO-Mcast. Raises DestinationNotAllowed if the topology does not let this group send there."""
+        """Multicast messages to the groups `destinations`; returns how many were accepted.
+
+        Raises DestinationNotAllowed if the topology does not let this group send to all of them.
+        """
         mask = self._checked_mask(destinations)
         if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None or self._topology_unknown():
             return 0
@@ -179,7 +182,7 @@ class QuasiGenuine(ConsensusOrderBase):
         return lambda: self._own_next_serial() > serial and self.log.topology.is_settled()
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived from a member of the own group or of a linked group."""
         if self.mode is Mode.LEFT:
             return
         if frame.kind is not Kind.HEARTBEAT:  # a heartbeat has no effect before the next wake
@@ -212,7 +215,7 @@ class QuasiGenuine(ConsensusOrderBase):
                 self.ignored["not for this group"] += 1
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Handle the timers that are due: consensus, retransmissions, proposals and early deliveries."""
         if self.mode is Mode.LEFT:
             return
         if self.mode is Mode.GET_RATE:
@@ -225,7 +228,7 @@ class QuasiGenuine(ConsensusOrderBase):
         self._retransmit_overdue(now)
 
     def wake_at(self) -> int | None:
-        """The next time at which the consensus, a retransmission, a proposal or an early delivery is due."""
+        """The earliest time at which consensus, a retransmission, a proposal or an early delivery is due."""
         if self.mode is Mode.LEFT:
             return None
         times = [self.consensus.wake_at(), self.barrier_retry.retry_at()]
@@ -240,7 +243,7 @@ class QuasiGenuine(ConsensusOrderBase):
         return earliest(times)
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on."""
+        """Use a new rate from the next slot on."""
         self.message_sender.change_rate(rate)
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class QuasiGenuine(ConsensusOrderBase):
             self._request_barrier(now, group, BarrierRequest(stamp, mask))
 
     def _send_to_destinations(self, now: int, leader: int, cast: Cast) -> None:
-        """FR-MCast to all destinations, which deliver early."""
+        """Send a multicast directly to all members of its destination groups, which deliver it early."""
         me, topology = self._policy.member, self.multigroup.topology
         if leader != me and cast.destination_mask >> self.own_group & 1:
             self._on_cast(now, self.own_group, cast)
@@ -299,7 +302,7 @@ class QuasiGenuine(ConsensusOrderBase):
     # -- receiving -------------------------------------------------------------------------------------------
 
     def _on_cast(self, now: int, group: int, cast: Cast) -> None:
-        """FR-Deliver(m)."""
+        """Process a multicast that arrived directly from its sender (FR-Deliver in paper 003)."""
         bundle = cast.bundle
         stamp = stamp_of(cast.ts, bundle.sender)
         if self.optimistic_delivery is not None and cast.destination_mask >> self.own_group & 1:
@@ -327,7 +330,7 @@ class QuasiGenuine(ConsensusOrderBase):
                 self._request_barrier(now, other, BarrierRequest(stamp, 1 << self.own_group))
 
     def _on_stream_segment(self, frame: Frame, group: int, segment: StreamSegment) -> None:
-        """Decided messages of another group, and its barrier."""
+        """Process decided messages of another group, and the barrier that comes with them."""
         if segment.source != group or group not in self.barrier_queue.sources:
             self.ignored["not a sender to this group"] += 1
             return
@@ -384,7 +387,7 @@ class QuasiGenuine(ConsensusOrderBase):
         return self.consensus.next_free <= self.consensus.decided + self.consensus.window
 
     def _apply_decisions(self, now: int, decisions: Sequence[ConsensusOutput]) -> None:
-        """When Decide(k, msgSet)."""
+        """Apply decided values to the group's log, and add the messages for this group to the barrier queue."""
         log = self.log
         for decision in decisions:
             if isinstance(decision, RestoredState):
@@ -441,7 +444,7 @@ class QuasiGenuine(ConsensusOrderBase):
     # -- sending to other groups -----------------------------------------------------------------------------
 
     def _send_streams(self, now: int, *, relayed: bool = False) -> None:
-        """Send(m, 'cons') to the destinations, and barriers to the groups that need them."""
+        """Send decided messages to their other destination groups, and barriers to the groups that need them."""
         log, requests = self.log, self.barrier_requests
         if self._on_demand:
             due = requests.due_receivers(log.last_stamp, log.streams)
@@ -570,14 +573,14 @@ class QuasiGenuine(ConsensusOrderBase):
             self.events.append(LeaveComplete(self.unpacker.slot))
 
     def counters(self) -> Mapping[str, int]:
-        """Bundles that were not delivered early, because they were late or held a fragment."""
+        """Counters for the statistics: bundles not delivered early, because they were late or held a fragment."""
         early = self.optimistic_delivery
         return {} if early is None else {"not_early": early.late_bundles}
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
     def _encode_snapshot(self) -> bytes:
-        """The result of all decisions and of all messages received so far."""
+        """Encode a snapshot: the result of all decisions and of all messages received so far."""
         state = GroupState()
         self.log.save(state)
         self.barrier_queue.save(state)

@@ -66,11 +66,11 @@ class UndecidedCast:
     serial: int
     cast: Cast
     announced: bool = False
-    """Whether the groups that it concerns have been notified of it."""
+    """Whether the destination groups, and those that may block the message, have been notified of it."""
 
 
 class MulticastSender:
-    """One member's own messages, until its group has decided them."""
+    """Holds the messages that one member submitted until its group has decided them."""
 
     def __init__(self, policy: Policy, reserver: Reserver, value_max_bytes: int) -> None:
         self._policy, self._reserver = policy, reserver
@@ -154,7 +154,7 @@ def relay_of(members: Iterable[int], leader: int | None) -> int | None:
 
 
 class _ReceiverProgress:
-    """The progress of one member of another group."""
+    """How far one member of another group has received this group's stream."""
 
     __slots__ = ("acked", "attempts", "due_at", "has_reported", "incarnation", "sent", "was_asked")
 
@@ -163,10 +163,10 @@ class _ReceiverProgress:
         self.acked = self.sent = 0
         """The number of the last acknowledged entry, and of the last one sent."""
         self.has_reported = False
-        """Whether it has told this leader which entries it has."""
+        """Whether the receiver has reported to this leader which entries it has."""
         self.was_asked = False
         self.due_at = 0
-        """When to retransmit; 0 if nothing is unacknowledged."""
+        """When to retransmit to this receiver; 0 if it has acknowledged everything."""
         self.attempts = 0
 
 
@@ -183,7 +183,7 @@ class GroupStreams:
         self._retry_ns = retry_ns
         self._is_leader = False
         self._progress: dict[tuple[int, int], _ReceiverProgress] = {}
-        """By (receiving group, member)."""
+        """By (receiving group, member), how far that member has received the stream."""
         self._sent_to_all: dict[int, int] = {}
         """By receiving group, the number of entries that have been sent to all of its members."""
         self._proposed_trims: dict[int, int] = {}
@@ -298,7 +298,7 @@ class GroupStreams:
     # -- acknowledgments and retransmission ------------------------------------------------------------------
 
     def on_ack(self, now: int, member: int, incarnation: int, group: int, applied: int) -> None:
-        """A member of another group has the first `applied` entries."""
+        """Process the acknowledgment of a member of another group: it has the first `applied` entries."""
         progress = self._progress.setdefault((group, member), _ReceiverProgress())
         if incarnation < progress.incarnation:
             return
@@ -334,7 +334,7 @@ class GroupStreams:
                 progress.due_at = 0
 
     def wake_at(self) -> int | None:
-        """When the next retransmission is due."""
+        """When the next retransmission is due; None if nothing is unacknowledged."""
         return min([progress.due_at for progress in self._progress.values() if progress.due_at], default=None)
 
     def all_acknowledged(self) -> bool:

@@ -43,16 +43,16 @@ PROPOSED_AT_ONCE = 8
 
 
 class LinkState(IntEnum):
-    """The state of sending to one other group."""
+    """The states of a link over which the own group sends to one other group."""
 
     UNLINKED = 0
     OPENING = 1
-    """Asks the receiver to admit this group."""
+    """The own group asks the receiver to admit it as a sender."""
     OPEN = 2
     CLOSING = 3
-    """Accepts no new messages; waits until all members have confirmed that."""
+    """The own group accepts no new messages for the receiver, and waits until all its members have confirmed that."""
     CLOSED = 4
-    """The stream has an end; asks the receiver to release this group."""
+    """The stream to the receiver has ended; the own group asks the receiver to stop waiting for its barriers."""
 
 
 SENDING_STATES = frozenset({LinkState.OPEN, LinkState.CLOSING})
@@ -61,12 +61,12 @@ SENDING_STATES = frozenset({LinkState.OPEN, LinkState.CLOSING})
 
 @dataclass(slots=True)
 class OutgoingLink:
-    """The link to one other group."""
+    """The link over which the own group sends to one other group, as the own group has agreed on it."""
 
     state: LinkState = LinkState.UNLINKED
     epoch: int = 0
     head: int = 0
-    """The number of entries when the link closed last."""
+    """The number of entries of the stream when the link was last closed."""
     closing_version: int = 0
     """The version of the topology since which the link closes."""
 
@@ -92,7 +92,7 @@ class TopologyState:
         self.version = 0
         """The number of topology changes so far."""
         self.change_count = 0
-        """Grows with every change of any field here."""
+        """A counter that grows with every change of this state, so that others notice a change."""
         self.wanted_mask = sum(1 << receiver for receiver in receivers)
         """The groups that the own group is to send to, by the last change."""
         self.outgoing = {receiver: OutgoingLink(LinkState.OPEN, 1) for receiver in receivers if receiver != own_group}
@@ -103,7 +103,7 @@ class TopologyState:
     # -- decisions -------------------------------------------------------------------------------------------
 
     def apply_control(self, sender: int, control: TopologyControl) -> None:
-        """A control of a member of the own group has been decided."""
+        """Apply a decided control message of a member of the own group."""
         if isinstance(control, ConfirmTopology):
             self.confirmed_versions[sender] = max(control.version, self.confirmed_versions.get(sender, 0))
         else:
@@ -177,7 +177,7 @@ class TopologyState:
     # -- questions -------------------------------------------------------------------------------------------
 
     def allowed_mask(self) -> int:
-        """The groups for which messages are accepted now."""
+        """The groups for which messages are accepted now, as a mask with one bit per group."""
         mask = self.wanted_mask & 1 << self._own_group
         for group, link in self.outgoing.items():
             if link.state is LinkState.OPEN:
@@ -233,7 +233,7 @@ class TopologyState:
     # -- snapshots -------------------------------------------------------------------------------------------
 
     def save(self) -> TopologySnapshot:
-        """The state as a snapshot."""
+        """The agreed topology as a part of a snapshot."""
         return TopologySnapshot(
             self.version,
             self.wanted_mask,
@@ -267,13 +267,13 @@ class TopologyExchange:
         self._due_at = 0
         self._requests, self._skip_member_proposals = topology.requests(), topology.skip_member_proposals()
         self._suspected_since: dict[int, int] = {}
-        """By suspected member of the own group that a closing link waits for."""
+        """By suspected member of the own group that a closing link waits for, since when it is suspected."""
         self._to_propose: dict[tuple[TopologyStep, int], TopologyMessage] = {}
         """Messages that the own group is to agree on; the other groups repeat them until it has."""
         self._answers: dict[int, TopologyMessage | None] = {
             group: topology.answer(group) for group in topology.incoming
         }
-        """By sending group, the latest answer."""
+        """By sending group, the latest answer to its requests."""
 
     def receive(self, message: TopologyMessage, *, leads: bool) -> TopologyMessage | None:
         """A message of another group: a leader proposes it; a request that was decided here is answered."""
@@ -294,7 +294,7 @@ class TopologyExchange:
         return [self._to_propose.pop(key) for key in first]
 
     def start_term(self, now: int) -> None:
-        """There is a new leader."""
+        """Start a new leader's term: repeat all open requests."""
         self._due_at = now
         self._suspected_since.clear()
         self._to_propose.clear()
@@ -328,5 +328,5 @@ class TopologyExchange:
         return self._requests
 
     def due_at(self) -> int | None:
-        """When to repeat the open requests."""
+        """When to repeat the open requests to other groups; None if there are none."""
         return self._due_at if self._requests or self._skip_member_proposals else None

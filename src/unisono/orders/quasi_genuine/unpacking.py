@@ -18,7 +18,7 @@ from unisono.wire.frame import (
 )
 
 POSITIONS_PER_STAMP = 1 << 16
-"""No bundle holds more messages."""
+"""The number of positions that each stamp has for its messages: no bundle holds more messages than this."""
 
 
 class BundleUnpacker:

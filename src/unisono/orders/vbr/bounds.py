@@ -12,7 +12,7 @@ from unisono.wire.frame import HEADER_BYTES, PACKED_HEADER_BYTES, UDP_IP_BYTES
 
 
 def offer(ask: Ask) -> Offer:
-    """The offer for a group whose members do not fail and that loses no datagram (Theorems 2 and 3)."""
+    """The offer for a group whose members do not fail and that loses no datagram (paper 000, Theorems 2 and 3)."""
     objections = []
     if ask.failures:
         objections.append("delivery would wait for a crashed member forever")
@@ -29,7 +29,7 @@ def offer(ask: Ask) -> Offer:
 
 
 def offer_with_failures(ask: Ask) -> Offer:
-    """The offer for a group whose members crash, join and leave, and that loses datagrams (Theorem 5, §7)."""
+    """The offer for a group whose members crash, join and leave, and that loses datagrams (paper 000 §6.5, §7)."""
     objections = []
     if ask.reliable and ask.failures:
         objections.append("a crash may leave gaps: only some members may have the last messages of the crashed one")

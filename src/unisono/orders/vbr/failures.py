@@ -45,7 +45,7 @@ MAX_CHANGE_AHEAD_NS = 3600 * NS_PER_S
 
 
 def latency_bound_ns(timing: Timing) -> int:
-    """Theorem 5: Δ+2Γ+Θ."""
+    """The latency bound of VBR with failures: Δ+2Γ+Θ (paper 000, Theorem 5)."""
     return timing.delta_ns + 2 * timing.gamma_ns + timing.theta_ns
 
 
@@ -64,7 +64,7 @@ class PendingJoins:
 
     def __init__(self) -> None:
         self.pending: dict[int, list[tuple[int, int]]] = {}
-        """(slot, incarnation) pairs by member, ascending in both."""
+        """By member, its joins to come as (slot, incarnation) pairs, ascending in both."""
 
     def add(self, member: int, slot: int, incarnation: int) -> None:
         """Add a member at `slot`; its earlier incarnations that would begin at `slot` or later never begin."""
@@ -144,7 +144,7 @@ class VbrGaps(Vbr):
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived: a HELLO, a JOIN, or messages."""
         if self.mode is Mode.LEFT:
             return
         sender, ahead_ns, gamma_ns = frame.sender, frame.sent_ns - now, self.grid.gamma_ns
@@ -196,7 +196,7 @@ class VbrGaps(Vbr):
             self._rejoin_if_settings_missed(now)
 
     def wake_at(self) -> int | None:
-        """The next HELLO; our first slot; the end of the slot being sent; the time-out or end of the one delivered."""
+        """The earliest of: next HELLO, our first slot, end of the sent slot, time-out or end of the delivered slot."""
         grid = self.grid
         if self.mode is Mode.GET_RATE:
             return 0
@@ -642,7 +642,7 @@ class VbrGaps(Vbr):
     # -- rules that differ where members may fail -------------------------------------------------------------
 
     def _is_expected_by_peers(self) -> bool:
-        """True: our JOIN has named our first slot."""
+        """Always True: peers expect us because our JOIN has named our first slot."""
         return True
 
     def _confirm_slots(self, now: int) -> bool:
@@ -657,7 +657,7 @@ class VbrGaps(Vbr):
         return self._slots_confirmed_at_ns is None
 
     def _blocked(self) -> bool:
-        """False: a member that is far behind times out."""
+        """Always False: sending never waits for delivery, because a member that is far behind times out."""
         return False
 
     def _may_finish_slot(self, now: int) -> bool:
@@ -676,13 +676,13 @@ class VbrGaps(Vbr):
                 self._send_join(now, JoinStep.ANSWER, self._own_expected_slot(now), to=peer)
 
     def bound_of(self, timing: Timing) -> int:
-        """The latency bound for slots of this timing (Theorem 5)."""
+        """The latency bound for slots of this timing (paper 000, Theorem 5)."""
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """Any slot: a frame that is ahead by more than Γ shows a wrong clock, which is reported, not refused."""
+        """The largest slot number, since a frame that is too far ahead is not refused: its wrong clock is reported."""
         return 2**63 - 1
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Empty: a member alone is a group."""
+        """Always empty: this order waits for no member, since a member alone is a group."""
         return ()

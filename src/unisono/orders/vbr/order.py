@@ -68,7 +68,7 @@ MAX_SLOTS_AHEAD = 1 << 14
 
 
 def latency_bound_ns(timing: Timing) -> int:
-    """Theorem 2: Δ+Γ+Θ."""
+    """The latency bound of VBR without failures: Δ+Γ+Θ (paper 000, Theorem 2)."""
     return timing.delta_ns + timing.gamma_ns + timing.theta_ns
 
 
@@ -114,7 +114,7 @@ class Vbr(VariableRateBase):
 
     @property
     def grid(self) -> SlotGrid:
-        """The slots as this member knows them."""
+        """The slot schedule as this member knows it: the length of every slot."""
         return self.schedule.grid
 
     @property
@@ -165,7 +165,7 @@ class Vbr(VariableRateBase):
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """Process a frame that has arrived: a HELLO, or messages and marks of a slot."""
         if frame.kind is Kind.HELLO:
             self._on_hello(now, frame)
             return
@@ -200,7 +200,7 @@ class Vbr(VariableRateBase):
             self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """The next HELLO, the end of the slot being sent, or the time at which the slot being delivered is late."""
+        """The earliest of: the next HELLO, the end of the slot being sent, when the slot being delivered is late."""
         due = self.exchange.next_hello_at
         if self.mode is Mode.DELIVER_MESSAGES:
             times = [] if due is None else [due]
@@ -291,7 +291,7 @@ class Vbr(VariableRateBase):
         self._deliver_ready_slots(now)
 
     def _close_ended_slots(self, now: int) -> None:
-        """next-slot, for each slot that has ended by our clock."""
+        """Send the end-of-slot mark of each slot that has ended by our clock, and open the next slot."""
         while self.mode is Mode.DELIVER_MESSAGES and self.grid.end_of(self._send_slot) <= now:
             if self._policy.member in self._final_slots or self._blocked():
                 return
@@ -304,7 +304,7 @@ class Vbr(VariableRateBase):
         self.schedule.enter_slot(slot)
 
     def _spend(self, messages: int, payload_bytes: int) -> None:
-        """Charge messages to the slot being sent."""
+        """Count messages against the burst of the slot being sent."""
         pacer = self.schedule.pacer
         if messages and not pacer.slot_messages:
             self._undelivered_own_slots.append(self._send_slot)
@@ -402,13 +402,16 @@ class Vbr(VariableRateBase):
     # -- invariants ------------------------------------------------------------------------------------------
 
     def check_send(self) -> None:
-        """No frame follows the end-of-slot mark of its slot: another member may have delivered that slot already."""
+        """Raise InvariantViolated if a frame would follow the end-of-slot mark of its slot.
+
+        Another member may have delivered that slot already.
+        """
         if self._slot_closed:
             text = f"a frame leaves in slot {self._send_slot}, whose end-of-slot mark has left before"
             raise InvariantViolated("end of slot", self._policy.member, text, "an open slot", "a closed one")
 
     def check_delivery(self, sender: int) -> None:
-        """Deliveries go from slot to slot, and from member to member in each slot.
+        """Raise InvariantViolated unless deliveries go from slot to slot, and from member to member in each slot.
 
         Called for the first delivery of each slot, and for a sender before the last one.
         """
@@ -527,7 +530,7 @@ class Vbr(VariableRateBase):
             self.events.append(ViewChange(self.view, left=departed))
 
     def bound_of(self, timing: Timing) -> int:
-        """The latency bound for slots of this timing (Theorem 2)."""
+        """The latency bound for slots of this timing (paper 000, Theorem 2)."""
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
@@ -547,9 +550,9 @@ class Vbr(VariableRateBase):
         return max(0, self._deliver_slot - 1)
 
     def max_send(self) -> int:
-        """maxSend: our burst in the slot being sent (Lemma 5.1)."""
+        """Our burst in the slot being sent: maxSend in paper 000, Lemma 5.1."""
         return self.schedule.pacer.rate.burst
 
     def max_rate(self, member: int) -> int:
-        """maxRate[member]: the burst in the last slot of `member` delivered here (Lemma 5.1)."""
+        """The burst of `member` in its last slot that was delivered here: maxRate in paper 000, Lemma 5.1."""
         return self._bursts[member]

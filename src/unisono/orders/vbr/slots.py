@@ -57,14 +57,17 @@ REQUEST_REPEATS = 4
 
 
 def effective_slot(grid: SlotGrid, requested_in: int) -> int:
-    """S for a slot-length request sent in slot `requested_in`."""
+    """The slot at which a slot-length request sent in slot `requested_in` takes effect."""
     known_ns = grid.end_of(requested_in) + 2 * grid.delta_ns + 3 * grid.gamma_ns
     slot = grid.slot_of(known_ns)
     return slot if grid.start_of(slot) == known_ns else slot + 1
 
 
 def effective_from(grid: SlotGrid, origin: int, extra_slots: int | None) -> int:
-    """S for a setting request first sent in slot `origin`; `extra_slots` is None without failures."""
+    """The slot at which a setting request first sent in slot `origin` takes effect.
+
+    `extra_slots` leaves time for members to pass the request on; it is None without failures.
+    """
     ahead = -(-(grid.delta_ns + grid.gamma_ns) // grid.theta_of(origin)) + 3
     if extra_slots is None:
         return max(effective_slot(grid, origin), origin + 2 * ahead + 1)
@@ -106,7 +109,7 @@ class SlotChange:
         return self.requested_theta_ns
 
     def on_request(self, sender: int, theta_ns: int) -> None:
-        """A mark with a request is being delivered."""
+        """Record the slot-length request in an end-of-slot mark that is being delivered."""
         self._requests[sender] = theta_ns
 
     def decide(self, slot: int, grid: SlotGrid) -> SlotGrid | None:
@@ -156,7 +159,7 @@ class SettingRequests:
         self._repeat_until: dict[SettingRequest, int] = {}
         """The requests in our marks, and the last slot in which we repeat each."""
         self._latest_effective: dict[int, SettingRequest] = {}
-        """The last request in effect, by member."""
+        """By member, its last setting request that has taken effect."""
         self.missed: list[SettingRequest] = []
         """Requests that reached this member after they had taken effect at the others."""
 
@@ -196,7 +199,7 @@ class SettingRequests:
             self._record(SettingRequest(slot, member, content))
 
     def receive(self, requests: Iterable[SettingRequest], slot: int | None) -> None:
-        """Requests have arrived while this member sends in `slot`; None if it is not sending."""
+        """Process setting requests that arrived while this member sends in `slot`; None if it is not sending."""
         for request in requests:
             latest = self._latest_effective.get(request.member)
             if (
@@ -233,7 +236,7 @@ class SettingRequests:
 
 
 class SenderReservation:
-    """The bandwidth that one sender has reserved.
+    """Reserves the bandwidth that one sender needs for its rate and slot length.
 
     It asks the network before the sender promises anything, for the largest need of the present slot and of the slots
     to come.
@@ -245,7 +248,7 @@ class SenderReservation:
         self._rate = policy.rate
         self._theta_ns = policy.timing.theta_ns
         self._next_rate: Rate | None = None
-        """The rate from the next slot on."""
+        """The rate that is in force from the next slot on; None if the rate does not change."""
         self._agreed_theta_ns: int | None = None
         """The slot length that the group has agreed on, until it is in effect."""
         self._requested_theta_ns: int | None = None
@@ -404,7 +407,7 @@ class SlotSchedule:
         return None
 
     def enter_slot(self, slot: int) -> None:
-        """This member begins to send in `slot`."""
+        """Begin to send in `slot`: apply the rate, slot length and settings that take effect there."""
         theta_ns = self.grid.theta_of(slot)
         if theta_ns != self.pacer.theta_ns:
             self.pacer.change_slot(slot, theta_ns)
