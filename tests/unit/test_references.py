@@ -38,6 +38,8 @@ def test_references_by_beacon_and_by_dns() -> None:
         ("unisono://table-7?", "one of peers, beacon and dns"),
         ("unisono://table-7?peers=1@h:1&dns=n:1", "one of peers, beacon and dns"),
         ("unisono://table-7?peers=1@h:1&color=red", "unknown field color"),
+        ("unisono://table-7?peers=1@h:1&peers=2@h:2", "expected each field once, got peers more than once"),
+        ("unisono://table-7?dns=n:1&members=3&members=3", "expected each field once, got members more than once"),
         ("unisono://table-7?peers=h:1", "NUMBER@HOST:PORT"),
         ("unisono://table-7?peers=1@h:1,1@h:2", "each number once"),
         ("unisono://table-7?beacon=1.2.3.4:5&members=many", "expected a number after members="),

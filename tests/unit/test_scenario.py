@@ -176,6 +176,9 @@ INVALID = [
     ),
     ("[[fault]]\nkind = 'pause'\nmember = 1", "fault[1].to", "a pause needs an end"),
     ("[[fault]]\nkind = 'partition'\ngroups = [[1], [1]]", "fault[1].groups", "each member in at most one"),
+    ("[[fault]]\nkind = 'partition'\ngroups = [[[1]]]", "fault[1].groups", "each member in at most one"),
+    ("[[fault]]\nkind = 'partition'\ngroups = [[{}]]", "fault[1].groups", "each member in at most one"),
+    ("[[fault]]\nkind = 'partition'\ngroups = [[true]]", "fault[1].groups", "each member in at most one"),
     ("[[step]]\nkind = 'leave'\nmember = 4\nat = '1s'", "step[1].member", "one of the members 1, 2, 3"),
     ("[[step]]\nkind = 'leave'\nmember = 1\nat = 1", "step[1].at", "a duration with a unit"),
 ]
@@ -211,3 +214,43 @@ def test_an_invalid_required_field_is_named(was: str, now: str, field: str, part
         parse(base=MINIMAL.replace(was, now))
     assert raised.value.field == field
     assert part in raised.value.problem
+
+
+TOPOLOGY = (
+    MINIMAL.replace('name = "g"', 'name = "g"\norder = "quasi_genuine"')
+    + """
+[topology.groups]
+a = [1, 2]
+b = [3]
+[topology.sends]
+a = ["a", "b"]
+[topology.to]
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("destinations", "field", "part"),
+    [
+        ("a = 5", "topology.to.a", "expected lists of groups, such as [['a', 'b'], ['a']], got 5"),
+        ("a = [5]", "topology.to.a", "expected lists of groups"),
+        ("a = ['b']", "topology.to.a", "expected lists of groups"),
+        ("a = [[5]]", "topology.to.a", "expected lists of groups"),
+        ("a = [['zzz']]", "topology.to.a", "may not send to zzz"),
+        ("a = [[]]", "topology.to.a", "needs at least one destination group"),
+        ("b = [['zzz']]", "topology.to.b", "may not send to zzz; the topology lets it send to no group"),
+        ("b = [['a']]", "topology.to.b", "may not send to a"),
+        ("b = [[]]", "topology.to.b", "needs at least one destination group"),
+        ("c = [['a']]", "topology.to.c", "expected one of the groups a, b, got 'c'"),
+    ],
+)
+def test_an_invalid_destination_of_a_topology_is_named(destinations: str, field: str, part: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        parse(destinations, base=TOPOLOGY)
+    assert raised.value.field == field
+    assert part in raised.value.problem
+
+
+def test_a_group_sends_to_all_its_receivers_then_to_each_unless_the_file_says_otherwise() -> None:
+    assert parse(base=TOPOLOGY).routes == {1: (("a", "b"), ("a",), ("b",)), 2: (("a", "b"), ("a",), ("b",)), 3: ()}
+    assert parse("a = [['b'], ['a']]", base=TOPOLOGY).routes[1] == (("b",), ("a",))

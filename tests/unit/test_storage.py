@@ -214,6 +214,28 @@ def test_a_failed_write_says_why_and_later_writes_are_refused(
         made.apply([Write((b"b",))])
 
 
+@pytest.mark.parametrize("fsync", ["always", "batch", "never"])
+@pytest.mark.parametrize("replaces_all", [False, True])
+def test_a_record_that_is_too_large_is_refused_and_the_file_stays_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str, replaces_all: bool
+) -> None:
+    monkeypatch.setattr("unisono.runtime.storage.MAX_RECORD_BYTES", 200)
+    path = tmp_path / "log"
+    made = opened(path, fsync)
+    made.apply([Write((b"before",), may_be_lost=True)])
+    with pytest.raises(StorageError, match="expected a record of at most 200 bytes, got 201"):
+        made.apply([Write((b"refused",)), Write((b"refused", b"x" * 201), replaces_all=replaces_all)])
+    made.close()
+    again = opened(path, fsync)
+    assert again.stored_records.records == (b"before",)
+    with pytest.raises(StorageError, match="at most 200 bytes"):
+        again.apply([Write((b"refused", b"x" * 201), replaces_all=replaces_all)])
+    again.apply([Write((b"after",))])
+    again.close()
+    assert opened(path).stored_records.records == (b"before", b"after")
+    assert os.listdir(tmp_path) == ["log"]
+
+
 def test_a_read_only_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write to every file, so the error is simulated."""
 

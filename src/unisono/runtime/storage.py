@@ -103,6 +103,7 @@ class Storage:
             raise self._failure
         if not writes:
             return
+        self._check_sizes(writes)
         try:
             parts: list[bytes] = []
             for write in writes:
@@ -134,11 +135,13 @@ class Storage:
             self._file = -1
             self._failure = StorageError(f"{self.path}: this storage is closed")
 
+    def _check_sizes(self, writes: Sequence[Write]) -> None:
+        """Raise StorageError if a record is too large. `apply` calls this before it changes anything."""
+        largest = max((len(record) for write in writes for record in write.records), default=0)
+        if largest > MAX_RECORD_BYTES:
+            raise StorageError(f"{self.path}: expected a record of at most {MAX_RECORD_BYTES:,} bytes, got {largest:,}")
+
     def _encode_record(self, record: bytes) -> bytes:
-        if len(record) > MAX_RECORD_BYTES:
-            raise StorageError(
-                f"{self.path}: expected a record of at most {MAX_RECORD_BYTES:,} bytes, got {len(record):,}"
-            )
         self._last_checksum = _checksum(self._last_checksum, record)
         return _RECORD_HEAD.pack(_RECORD_MARK, len(record), self._last_checksum) + record
 

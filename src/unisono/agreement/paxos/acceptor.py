@@ -330,7 +330,7 @@ class CatchUp:
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
-        """Add a part of a snapshot. If it completes a snapshot that the owner can read, install and return it; else None."""
+        """Add a part of a snapshot. Return and install it once it is complete and readable for the owner; else None."""
         if snapshot.k <= self._acceptor.decided:
             return None
         if snapshot.k != self._partial_snapshot_k:

@@ -46,13 +46,20 @@ class GroupReference:
 def parse_reference(text: str) -> GroupReference:
     """Parse a group reference. Raises InvalidOption if the text is not a valid one."""
     name, question, query = text.removeprefix(SCHEME).partition("?")
-    fields = dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True)
+    fields = dict(pairs)
     if not text.startswith(SCHEME) or not name or not question:
         raise InvalidOption("reference", f"expected unisono://NAME?peers=1@HOST:PORT,…, got {text!r}")
     unknown = sorted(fields.keys() - {"peers", "table", "beacon", "dns", "members"})
     if unknown:
         known = "peers, table, beacon, dns, members"
         raise InvalidOption("reference", f"unknown field {', '.join(unknown)} in {text!r}; known fields: {known}")
+    names = [name for name, _ in pairs]
+    repeated = sorted(name for name in fields if names.count(name) > 1)
+    if repeated:
+        raise InvalidOption(
+            "reference", f"expected each field once, got {', '.join(repeated)} more than once in {text!r}"
+        )
     if sum(word in fields for word in ("peers", "beacon", "dns")) != 1:
         raise InvalidOption("reference", f"expected exactly one of peers, beacon and dns, got {text!r}")
     members = fields.get("members")

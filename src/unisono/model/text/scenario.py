@@ -350,7 +350,8 @@ def _groups(table: TomlTable, members: tuple[int, ...]) -> tuple[tuple[int, ...]
     if not isinstance(value, list) or not all(isinstance(group, list) for group in value):
         raise table.error("groups", f"expected lists of members, such as [[1, 2], [3]], got {value!r}")
     listed = [member for group in value for member in group]
-    if len(listed) != len(set(listed)) or any(member not in members for member in listed):
+    known = all(type(member) is int and member in members for member in listed)
+    if not known or len(listed) != len(set(listed)):
         raise table.error("groups", f"expected lists of members of the group, each member at most once, got {value!r}")
     return tuple(tuple(group) for group in value)
 

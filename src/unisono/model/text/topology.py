@@ -67,16 +67,23 @@ def _routes(table: TomlTable, topology: Topology) -> dict[int, tuple[tuple[str, 
     routes = {}
     for name in topology.names:
         receivers = topology.receivers_from(name)
-        listed = destinations.pop(name, None)
-        if listed is None:
-            listed = [list(receivers), *([receiver] for receiver in receivers)] if len(receivers) > 1 else [receivers]
+        together = [list(receivers)] if len(receivers) > 1 else []
+        listed = destinations.pop(name, [*together, *([receiver] for receiver in receivers)])
+        if not _is_list_of_lists_of_text(listed):
+            raise table.error(f"to.{name}", f"expected lists of groups, such as [['a', 'b'], ['a']], got {listed!r}")
+        turns = tuple(tuple(turn) for turn in listed)
         try:
-            turns = tuple(tuple(map(str, turn)) for turn in listed)
-            for turn in turns if receivers else ():
+            for turn in turns:
                 topology.check_destinations(name, turn)
-        except (DestinationNotAllowed, TypeError) as error:
+        except DestinationNotAllowed as error:
             raise table.error(f"to.{name}", str(error)) from error
         routes.update(dict.fromkeys(topology.groups[name], turns))
     for name in destinations:
         raise table.error(f"to.{name}", f"expected one of the groups {', '.join(topology.names)}, got {name!r}")
     return routes
+
+
+def _is_list_of_lists_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(turn, list) and all(isinstance(name, str) for name in turn) for turn in value
+    )
