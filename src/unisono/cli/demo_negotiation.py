@@ -69,7 +69,7 @@ def add_negotiation_options(verb: argparse.ArgumentParser) -> None:
 
 def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
     """Negotiate and store the result in the options. Raises Infeasible, with alternatives, if nothing fits."""
-    if options.order not in {"vbr", "auto"}:
+    if options.order != "vbr":
         raise InvalidOption("--reliable", f"rmcast needs the order vbr, not {options.order}")
     if not 0 < options.reliability < 1:
         raise InvalidOption("--reliability", f"expected a probability between 0 and 1, not {options.reliability:g}")
