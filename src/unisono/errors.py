@@ -116,6 +116,10 @@ class MissingDependency(UnisonoError):
     """A program or package that is needed is not installed; the message says how to install it."""
 
 
+class MemberProcessFailed(UnisonoError):
+    """A member process on this machine ended early, or was not ready or finished in time; the message names it."""
+
+
 class ScenarioError(UnisonoError, ValueError):
     """A scenario file is invalid. The message names the file, the field and the expected value."""
 

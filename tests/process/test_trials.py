@@ -15,7 +15,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, MemberSchedule, free_addresses
-from unisono.errors import MissingDependency
+from unisono.errors import MemberProcessFailed, MissingDependency
 from unisono.model.text.scenario import parse_scenario
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.timers import new_incarnation
@@ -323,3 +323,13 @@ def test_a_second_process_with_the_same_number_replaces_the_first_in_a_group_wit
         table.assert_in_order()
 
     asyncio.run(part())
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "problem"),
+    [(60.0, "member 1 ended with status 1: KeyError"), (0.001, r"did not begin within 0\.001 s")],
+)
+def test_a_process_that_fails_or_is_late_is_named(timeout_s: float, problem: str) -> None:
+    cluster = LocalCluster({1: {}}, lambda _member, _report: None)
+    with pytest.raises(MemberProcessFailed, match=problem):
+        asyncio.run(cluster.run(timeout_s))

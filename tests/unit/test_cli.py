@@ -11,7 +11,7 @@ import unisono
 from unisono.cli import simulate
 from unisono.cli.main import ExitStatus, main
 from unisono.cli.member import parse_peers
-from unisono.errors import InvalidOption
+from unisono.errors import InvalidOption, MemberProcessFailed
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "vbr_quickstart.toml"
 PEERS = "1=127.0.0.1:9001,2=127.0.0.1:9002"
@@ -41,6 +41,30 @@ def test_help_explains_units_and_exit_statuses(capsys: pytest.CaptureFixture[str
         text = " ".join(capsys.readouterr().out.split())
         for expected in ("default 5ms", "default 50ms", "messages per second", "messages per slot", "bytes"):
             assert expected in text
+
+
+def test_help_of_master_lists_none_only_where_a_command_works_without_spark(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, works_without in (("verify", True), ("monitor", True), ("experiment", True), ("compact", False)):
+        assert status(verb, "--help") == 0
+        assert ("none: without Spark" in " ".join(capsys.readouterr().out.split())) is works_without, verb
+
+
+def test_demo_accepts_the_order_auto_as_join_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("demo", "--help") == 0
+    assert "auto (the same as vbr), vbr, cbr" in " ".join(capsys.readouterr().out.split())
+    assert status("demo", "--order", "auto", "--burst", "4000") == ExitStatus.VIOLATED
+    assert "B/s free" in capsys.readouterr().err
+
+
+def test_a_failed_member_process_is_status_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> int:
+        raise MemberProcessFailed("member 2 ended with status 1")
+
+    monkeypatch.setattr("unisono.cli.simulate.run", fail)
+    assert status("simulate", str(SCENARIO)) == ExitStatus.ENVIRONMENT
+    assert "member 2 ended with status 1" in capsys.readouterr().err
 
 
 def test_statuses_are_the_published_ones() -> None:
@@ -87,6 +111,7 @@ def test_statuses_are_the_published_ones() -> None:
         (["demo", str(SCENARIO), "--slot", "5ms", "--kill", "1@1s"], "--slot"),
         (["demo", str(SCENARIO), "--failures"], "--failures"),
         (["demo", str(SCENARIO.with_name("faults_stall.toml"))], "--loss-burst x"),
+        (["demo", str(SCENARIO.with_name("quasi_genuine_ring.toml"))], "unisono simulate FILE"),
         (["simulate"], "scenario"),
         (["simulate", "nowhere.toml"], "nowhere.toml"),
         (["simulate", str(SCENARIO), "--seeds", "5"], "--seeds"),

@@ -6,8 +6,11 @@ from math import exp
 import pytest
 
 from unisono.errors import InvalidOption
+from unisono.model.capabilities import check_options
 from unisono.model.delays import ExponentialDelay
+from unisono.model.events import View
 from unisono.model.offers import Ask, Offer
+from unisono.model.policy import Policy, Redundancy
 from unisono.model.timing import Timing
 from unisono.model.units import Rate
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
@@ -139,6 +142,41 @@ def test_every_order_is_listed_alone_and_over_rmcast_with_the_negotiation() -> N
         assert names.count(f"{order} over rmcast") == 1
     assert found.chosen is not None
     assert [line[0] for line in found.chosen.reasons if line[0] in "↓↑"] == list("↓↓↑↑↑")
+
+
+def _policy_of(offer: Offer, ask: Ask) -> Policy:
+    """The options that a member must give to get this offer."""
+    over_rmcast = "over rmcast" in offer.order
+    return Policy(
+        "table",
+        1,
+        View(tuple(range(1, ask.members + 1))),
+        ask.timing,
+        ask.rate,
+        order=offer.order.split()[0],
+        failures="with failures" in offer.order,
+        fec=ask.fec if "over fec" in offer.order else None,
+        reliable=(offer.redundancy or Redundancy(1, MS)) if over_rmcast else None,
+        loss_burst=ask.loss_burst if "with failures" in offer.order and not over_rmcast else 0,
+        grades=ask.grades if offer.final_latency_ns is not None else "early",
+    )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ASK,
+        LOSSY,
+        replace(LOSSY, deadline_ns=1 * MS),
+        replace(LOSSY, failures=1, loss_burst=2, fec=(2, 5)),
+        replace(ASK, loss=0.01, grades="both"),
+        replace(ASK, loss=0.01, loss_burst=2, fec=(1, 5), grades="final"),
+        replace(LOSSY, priorities=True, deadline_ns=None),
+    ],
+)
+def test_every_listed_combination_is_one_that_join_accepts(ask: Ask) -> None:
+    for offer in plan(ask).candidates:
+        check_options(_policy_of(offer, ask))
 
 
 def test_each_of_two_consecutive_multicasts_must_be_more_reliable() -> None:

@@ -80,6 +80,25 @@ def test_a_scenario_that_the_order_tolerates_is_accepted(group: str, faults: str
     refuse_unsupported(scenario(group, faults))
 
 
+TOPOLOGY = """
+[topology.groups]
+east = [1]
+west = [2, 3]
+[topology.sends]
+east = ["east", "west"]
+west = ["west"]
+"""
+
+
+def test_a_scenario_of_several_groups_is_refused_with_the_command_that_runs_it() -> None:
+    with pytest.raises(InvalidOption, match=r"^\[topology\]: .*unisono simulate FILE"):
+        refuse_unsupported(scenario('order = "quasi_genuine"', TOPOLOGY))
+
+
+def test_a_declared_delay_of_the_network_is_listed_as_ignored() -> None:
+    assert unsupported_parts(scenario("", '[network]\ndelay = "uniform:1ms..5ms"\n')) == ["the network's delays"]
+
+
 def test_ignored_parts_of_a_scenario_are_listed() -> None:
     assert unsupported_parts(scenario("")) == []
     rest = '[[fault]]\nkind = "reordering"\nprobability = 0.1\n[network]\nadversary = "corners"\n'

@@ -245,7 +245,8 @@ def check_shards(
         verdict = checked[tuple(chosen)][name]
         if len(chosen) < len(suspect) and verdict.status is not Status.VIOLATED:
             # A violation stands regardless of other messages; any other verdict would need all of them.
-            why = f"{len(suspect)} parts of the run are suspect, more than the {max_suspect_rows:,} rows checked"
+            total = sum(findings[number].rows for number in suspect)
+            why = f"the suspect parts of the run have {total:,} rows, more than the {max_suspect_rows:,} rows checked"
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, why), figures=verdict.figures)
         verdicts[name] = verdict
     return verdicts

@@ -78,7 +78,7 @@ def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Ve
         for number in wanted:
             rows += run.summaries[number].rows
             if chosen and rows > run.max_suspect_rows:
-                cut_short.add(len(wanted))
+                cut_short.add(sum(run.summaries[each].rows for each in wanted))
                 break
             chosen.append(number)
         return _partial_trace(run, crossing, events, chosen)
@@ -94,7 +94,8 @@ def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Ve
         sound = verdict.status is Status.VIOLATED and verdict.name in SOUND_IN_PARTS
         if cut_short and not sound:
             reason = (
-                f"{max(cut_short)} ranges of slots are suspect, more than the {run.max_suspect_rows:,} rows looked at"
+                f"the suspect ranges of slots have {max(cut_short):,} rows, more than the {run.max_suspect_rows:,} "
+                "rows checked"
             )
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, reason), figures=verdict.figures)
         return {verdict.name: verdict}

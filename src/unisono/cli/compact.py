@@ -34,7 +34,7 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help="treat recordings without an end record (end.INCARNATION.json) as complete; for files of other programs",
     )
-    add_spark(verb)
+    add_spark(verb, works_without=False)
     add_json(verb)
     verb.set_defaults(run=run)
 

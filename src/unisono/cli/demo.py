@@ -75,8 +75,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--order",
         default="vbr",
-        help="vbr, cbr, leader, timestamp, consensus, priority, or a service without total order: "
-        "reliable, fifo, causal, uniform (default vbr)",
+        help="auto (the same as vbr), vbr, cbr, leader, timestamp, consensus, priority, or a service without total "
+        "order: reliable, fifo, causal, uniform (default vbr)",
     )
     verb.add_argument(
         "--grades",
@@ -134,6 +134,8 @@ def _add_faults(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `unisono demo`: run the member processes, show them, check the trace; return the exit status."""
     _fill_in_defaults(options)
+    if options.order == "auto":
+        options.order = "vbr"
     negotiation = negotiate_demo(options) if options.reliable == NEGOTIATED_OPTION else None
     text, source = _scenario_text(options)
     scenario = parse_scenario(text, source)
@@ -152,7 +154,8 @@ def run(options: argparse.Namespace) -> int:
     show = sys.stdout.isatty() and not options.json
     view = _LiveDemoView(scenario) if show else _DemoView(scenario, sys.stderr if not options.json else None)
     run_name = f"demo-{time.time_ns() // 1_000_000}"
-    ignored = unsupported_parts(scenario)
+    # Without a file, the scenario is the demo's own; its delays are for `unisono simulate`.
+    ignored = unsupported_parts(scenario) if options.scenario is not None else []
     for note in (ignored and f"ignored by real processes: {', '.join(ignored)}", loss_warning(scenario)):
         if note:
             sys.stderr.write(f"unisono demo: {note}\n")
@@ -231,7 +234,7 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
         f"""# What `unisono demo` ran; `unisono simulate` takes it too.
 [group]
 name = "demo"
-order = "{"vbr" if options.order == "auto" else options.order}"
+order = "{options.order}"
 members = {members}
 failures = {str(failures).lower()}
 grades = "{options.grades}"

@@ -75,7 +75,7 @@ def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
 
     Raises Infeasible, with alternatives, if no setting meets the requirement.
     """
-    if options.order not in {"vbr", "auto"}:
+    if options.order != "vbr":
         raise InvalidOption(
             "--reliable",
             f"rmcast negotiates for the order vbr only, not for {options.order}; give a setting such as 4/6ms",

@@ -11,7 +11,14 @@ from enum import IntEnum
 
 from unisono import __version__
 from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, verify
-from unisono.errors import FormationTimeout, Infeasible, MissingDependency, ReservationRefused, UnisonoError
+from unisono.errors import (
+    FormationTimeout,
+    Infeasible,
+    MemberProcessFailed,
+    MissingDependency,
+    ReservationRefused,
+    UnisonoError,
+)
 
 
 class ExitStatus(IntEnum):
@@ -55,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Infeasible, ReservationRefused) as error:
         status = ExitStatus.VIOLATED
         problem: Exception = error
-    except (MissingDependency, FormationTimeout) as error:
+    except (MissingDependency, FormationTimeout, MemberProcessFailed) as error:
         status, problem = ExitStatus.ENVIRONMENT, error
     except (UnisonoError, OSError) as error:
         status, problem = ExitStatus.BAD_INPUT, error

@@ -90,13 +90,13 @@ LOCAL_MASTER = "local[*]"
 """The default of `--master`: Spark runs on this machine, with all cores."""
 
 
-def add_spark(verb: argparse.ArgumentParser) -> None:
-    """Add the options `--master` and `--spark-config`."""
+def add_spark(verb: argparse.ArgumentParser, *, works_without: bool = True) -> None:
+    """Add the options `--master` and `--spark-config`. The help lists `none` if the command works without Spark."""
     verb.add_argument(
         "--master",
         default=LOCAL_MASTER,
-        help="where Spark runs: local[*], spark://host:7077, yarn, k8s://…, sc://host for Spark Connect; "
-        f"none: without Spark (default {LOCAL_MASTER})",
+        help="where Spark runs: local[*], spark://host:7077, yarn, k8s://…, sc://host for Spark Connect"
+        f"{'; none: without Spark' if works_without else ''} (default {LOCAL_MASTER})",
     )
     verb.add_argument(
         "--spark-config", type=Path, metavar="FILE", help="TOML file with Spark settings in a table [spark]"

@@ -29,7 +29,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import GroupClosed, MissingDependency
+from unisono.errors import GroupClosed, MemberProcessFailed
 from unisono.group import Group, PendingJoin, join
 from unisono.model.capabilities import needs_storage
 from unisono.model.delays import Histogram, RandomSource
@@ -387,7 +387,7 @@ class ScenarioMember:
         while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
             if time.monotonic() > give_up_at:
                 heard = {member: sorted(others) for member, others in sorted(self._roll_calls.items())}
-                raise MissingDependency(
+                raise MemberProcessFailed(
                     f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s; "
                     f"the members that each of them heard: {heard}"
                 )

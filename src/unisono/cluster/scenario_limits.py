@@ -5,13 +5,21 @@ from __future__ import annotations
 from unisono.cluster.supervisor import MemberSchedule
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of
+from unisono.model.delays import UniformDelay
 from unisono.model.faults import Crash, Loss, Partition, Pause, Reordering, max_lost
 from unisono.model.scenario import Restart, Scenario, Start
 from unisono.model.units import NS_PER_S
 
 
 def refuse_unsupported(scenario: Scenario) -> None:
-    """Raise InvalidOption if the scenario's order would wait forever for a lost message or a crashed or late member."""
+    """Raise InvalidOption for several groups, and if the order would wait forever.
+
+    An order may wait forever for a lost message, or for a crashed or late member.
+    """
+    if scenario.multigroup is not None:
+        raise InvalidOption(
+            "[topology]", "real processes run only one group; run this scenario with `unisono simulate FILE`"
+        )
     if any(isinstance(step, Start | Restart) for step in scenario.steps) and not _admits_late_members(scenario):
         raise InvalidOption(
             "start, restart (--join)",
@@ -96,7 +104,8 @@ def unsupported_parts(scenario: Scenario) -> list[str]:
     found = []
     if any(isinstance(fault, Reordering) for fault in scenario.faults):
         found.append("reordering")
-    if scenario.network.adversary != "none" or scenario.network.links:
+    network, any_delay = scenario.network, UniformDelay(0, scenario.timing.delta_ns)
+    if network.adversary != "none" or network.links or network.delay != any_delay:
         found.append("the network's delays")
     if scenario.clocks.kind in {"drifting", "adversarial"}:
         found.append(f"{scenario.clocks.kind} clocks")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.errors import MissingDependency
+from unisono.errors import MemberProcessFailed
 
 ProcessReport = dict[str, Any]
 """One line of JSON from a member process; `member_process` documents the fields."""
@@ -111,7 +111,7 @@ class LocalCluster:
                     beginning.cancel()
         except TimeoutError:
             late = [str(m) for m, node in self.processes.items() if node.process.returncode is None]
-            raise MissingDependency(
+            raise MemberProcessFailed(
                 f"these members did not {'finish' if self._all_begun.is_set() else 'begin'} within {timeout_s:g} s: "
                 f"{', '.join(late)}; they wait for another member, or this machine is too busy for this rate; try a "
                 "longer slot or fewer members"
@@ -194,7 +194,7 @@ class LocalCluster:
             return
         ending = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         last = member_process.stderr_text.strip().splitlines()[-1:]
-        raise MissingDependency(f"member {member_process.member} {ending}{': ' + last[0] if last else ''}")
+        raise MemberProcessFailed(f"member {member_process.member} {ending}{': ' + last[0] if last else ''}")
 
     async def _watch_reports(self, member_process: MemberProcess) -> None:
         if member_process.process.stdout is None:

@@ -37,13 +37,16 @@ class Candidate:
     """A function of the number of members. Orders that never skip a member depend on a datagram from each member."""
     resends: bool = True
     """Whether the order retransmits lost messages."""
-    network_only: bool = False
-    """Whether it is planned only directly on the network, not over RMCast."""
 
     @property
     def fec_possible(self) -> bool:
         """Whether the order can run over forward error correction."""
         return "fec" in CAPABILITIES[self.order].options
+
+    @property
+    def rmcast_possible(self) -> bool:
+        """Whether it can run over RMCast."""
+        return "reliable" in CAPABILITIES[self.order].options
 
     @property
     def can_be_final(self) -> bool:
@@ -64,15 +67,10 @@ CANDIDATES = (
     Candidate("leader", leader.offer, lambda _: 2),
     Candidate("timestamp", timestamp.offer, lambda _: 3),
     Candidate("consensus", consensus_offer.offer_consensus, lambda _: 4),
-    Candidate("quasi_genuine", quasi_genuine_offer.offer_quasi_genuine_on_demand, lambda _: 4, network_only=True),
-    Candidate("quasi_genuine", quasi_genuine_offer.offer_quasi_genuine_periodic, lambda _: 4, network_only=True),
-    Candidate("priority", priority_offer.offer_priority, lambda members: members, network_only=True),
-    Candidate(
-        "priority_coordinator",
-        priority_offer.offer_priority_coordinator,
-        lambda members: members + 1,
-        network_only=True,
-    ),
+    Candidate("quasi_genuine", quasi_genuine_offer.offer_quasi_genuine_on_demand, lambda _: 4),
+    Candidate("quasi_genuine", quasi_genuine_offer.offer_quasi_genuine_periodic, lambda _: 4),
+    Candidate("priority", priority_offer.offer_priority, lambda members: members),
+    Candidate("priority_coordinator", priority_offer.offer_priority_coordinator, lambda members: members + 1),
 )
 
 
@@ -108,7 +106,7 @@ def plan(ask: Ask, reliability: float = 0.0, reliability_requirement: Reliabilit
                 coded = replace(coded, order=f"{coded.order} over fec {ask.fec[0]}/{ask.fec[1]}")
                 candidates.append(_with_objections(coded, ask, reliability_requirement.reliability))
     if ask.members > 1 and (ask.loss or ask.delay is not None):
-        for candidate in (each for each in CANDIDATES if not each.network_only):
+        for candidate in (each for each in CANDIDATES if each.rmcast_possible):
             hops = candidate.hops(ask.members)
             offer = over_rmcast(candidate.offer, ask, reliability_requirement, hops=hops, resends=candidate.resends)
             candidates.append(_with_objections(offer, ask, reliability_requirement.reliability))
