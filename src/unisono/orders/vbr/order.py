@@ -61,7 +61,8 @@ from unisono.wire.frame import (
 )
 
 HORIZON_NS = NS_PER_S
-"""Refuse a frame of a slot that is further ahead of our clock than Γ and this."""
+"""Refuse a frame whose slot is further ahead of this member's clock than Γ and this, and more than MAX_SLOTS_AHEAD
+slots ahead of the slot being delivered."""
 
 MAX_SLOTS_AHEAD = 1 << 14
 """Accept frames up to this many slots ahead of delivery in any case: the sender may already use shorter slots."""
