@@ -49,7 +49,7 @@ def causal(trace: Trace) -> Verdict:
 
 
 def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:
-    """The rows of each member run, in the order of delivery."""
+    """The delivery rows of each member run, in the order of delivery."""
     found = {}
     for member, incarnation in sorted(
         set(zip(deliveries.member.tolist(), deliveries.recorder_incarnation.tolist(), strict=True))

@@ -23,7 +23,7 @@ _LOWEST = -1 << 62
 
 @dataclass(frozen=True, slots=True)
 class CausalShardSummary:
-    """The send and delivery order seen in one shard."""
+    """What the check of causal order needs to know about one message shard."""
 
     is_violated: bool
     """Whether this shard and the previous one together violate causal order."""
@@ -38,7 +38,7 @@ class CausalShardSummary:
 
 
 def summarize_causal_order(shard: Trace, with_previous: Trace) -> CausalShardSummary:
-    """Summarize a shard."""
+    """Summarize causal order in a message shard; `with_previous` has its rows and those of the shard before it."""
     deliveries, sends = shard.deliveries(), shard.sends()
     (message,) = message_codes(deliveries)
     indices, first_ns, delivered = {}, {}, {}
@@ -70,7 +70,7 @@ def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], n
 def causal_in_shards(
     shards: Sequence[CausalShardSummary], load: Callable[[Sequence[int]], Trace | None], clean_verdict: Verdict
 ) -> Verdict:
-    """The verdict of `causal` on the whole run.
+    """The verdict of the check `causal` on the whole run, from the summaries of its message shards.
 
     `load` returns the rows of shards, or None if there are too many. `clean_verdict` is the verdict if there is no
     violation.

@@ -25,7 +25,7 @@ _MAX_CODE = 1 << 62
 
 
 def packed(*columns: Ints) -> Codes:
-    """One number per row that compares as the tuple of the row's columns does."""
+    """One number per row. The numbers compare as the tuples of the rows' values in these columns do."""
     if len(columns[0]) == 0:
         return np.empty(0, dtype=np.int64)
     code: Codes = np.zeros(len(columns[0]), dtype=np.int64)
@@ -73,7 +73,7 @@ def key_codes(rows: Rows) -> Codes:
 
 
 def group_starts(grouped: Codes) -> Mask:
-    """A mask of the first row of each group, in rows whose groups are contiguous."""
+    """A mask of the first row of each run of equal codes; equal codes must be contiguous."""
     first = np.ones(len(grouped), dtype=bool)
     first[1:] = grouped[1:] != grouped[:-1]
     return first
@@ -85,7 +85,7 @@ def message_at(rows: Rows, row: int) -> MessageId:
 
 
 def position_at(rows: Rows, row: int) -> Position:
-    """The delivery in a row."""
+    """The delivery that a DELIVER row records."""
     return Position(int(rows.member[row]), message_at(rows, row), int(rows.index[row]))
 
 
@@ -101,7 +101,7 @@ MemberRunId = tuple[int, int]
 FOREVER = (1 << 63) - 1
 NOTHING_RECORDED = Doubt(Reason.NOTHING_RECORDED, "nothing was recorded")
 MEMBER_EVENT_KINDS = (EventKind.START, EventKind.LEAVE, EventKind.CRASH, EventKind.VIOLATION)
-"""The events that decide which deliveries a member owes."""
+"""The kinds of member events that decide which messages a member has to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +126,17 @@ class MemberRun:
 
     @property
     def started(self) -> bool:
-        """Whether a START row says from which slot on the member owes deliveries."""
+        """Whether a START row says from which slot on the member has to deliver messages."""
         return self.first_slot > -FOREVER
 
     @property
     def log_truncated(self) -> bool:
-        """Whether the log may lack its end, because it was not closed."""
+        """Whether the member's log may lack its end, because the recording was not closed."""
         return self.log is None or not self.log.closed
 
     @property
     def dropped_rows(self) -> int:
-        """The number of rows that the log lacks."""
+        """The number of rows that the writer of the member's log dropped."""
         return 0 if self.log is None else self.log.dropped
 
 
@@ -191,7 +191,7 @@ def without_excused_deliveries(trace: Trace) -> Trace:
 
 
 class SendStatus(IntEnum):
-    """What the sender's log says about a delivered message."""
+    """Whether the sender's log shows that a delivered message was sent."""
 
     SENT = 0
     NEVER_SENT = 1
@@ -206,7 +206,10 @@ LastLogged = Mapping[MemberRunId, int]
 
 
 def unrecorded_sends(trace: Trace, deliveries: Rows, last_logged: LastLogged | None = None) -> int:
-    """How many of these deliveries have a send that is not recorded; `last_logged` as in `send_statuses`."""
+    """The number of these deliveries whose send is not recorded.
+
+    `last_logged` has the last sequence number that each sender logged; give it if the trace holds only some messages.
+    """
     return int((send_statuses(trace, deliveries, last_logged) == SendStatus.NOT_RECORDED).sum())
 
 
@@ -246,7 +249,7 @@ def send_statuses(trace: Trace, deliveries: Rows, last_logged: LastLogged | None
 
 
 def dropped_rows_reason(trace: Trace) -> Doubt | None:
-    """The doubt that dropped rows leave; None if the writers dropped none."""
+    """Why rows that the writers dropped leave a verdict unknown; None if they dropped none."""
     droppers = [f"member {log.member} {log.dropped}" for log in trace.logs if log.dropped]
     if not droppers:
         return None
@@ -254,10 +257,10 @@ def dropped_rows_reason(trace: Trace) -> Doubt | None:
 
 
 def empty_trace_reason(trace: Trace) -> Doubt | None:
-    """The doubt that a trace without rows leaves; None if it has rows."""
+    """Why a trace without rows leaves a verdict unknown; None if the trace has rows."""
     return None if len(trace) else NOTHING_RECORDED
 
 
 def incomplete_logs(doubts: Sequence[str]) -> Doubt | None:
-    """The doubt that incomplete logs leave; None if there are none."""
+    """Why incomplete logs leave a verdict unknown; None if there are none. `doubts` are the reasons in words."""
     return Doubt(Reason.LOG_NOT_WHOLE, "; ".join(doubts)) if doubts else None

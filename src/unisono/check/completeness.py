@@ -102,7 +102,7 @@ def integrity(trace: Trace, last_logged: LastLogged | None = None) -> Verdict:
 
 
 def _repeated(deliveries: Rows) -> tuple[Ints, Ints]:
-    """Rows that deliver a message again at the same member, and the row of the previous delivery of each."""
+    """The rows in which a member delivers a message again, and for each of them the row of the previous delivery."""
     (message,) = message_codes(deliveries)
     both = packed(log_codes(deliveries), message)
     order = np.argsort(both, kind="stable")
@@ -138,7 +138,7 @@ def agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None
 
 
 def uniform_agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
-    """As `agreement`, but deliveries of members that crashed count too."""
+    """Check agreement as `agreement` does, but also count the deliveries of members that crashed."""
     return _check_agreement(trace, UNIFORM_AGREEMENT, until_ns=until_ns, bound_ns=bound_ns)
 
 
@@ -382,18 +382,18 @@ MemberLists = list[tuple[int, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """Every message once, sorted by key: its send row if that is recorded, in the slot of its deliveries."""
+    """One row for every message, sorted by key: its send if that is recorded, but with the slot of its deliveries."""
 
     rows: Rows
     code: Codes
     key: Codes
     is_delivered: Mask
-    """Whether some member delivered it."""
+    """A mask of the messages that some member delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MemberRecords:
-    """What the members recorded: their lists of members, their gaps and their pauses."""
+    """What the members recorded about each other: their lists of members, their gaps and their pauses."""
 
     member_runs: Mapping[MemberRunId, MemberRun]
     views: Mapping[MemberRunId, MemberLists]
@@ -452,7 +452,7 @@ def gaps_explained(
 
 
 def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
-    """All messages, and the deliveries' message and key codes."""
+    """All messages of a run, and for each delivery the codes of its message and of its key."""
     sends, is_delivered = with_delivery_keys(sends, deliveries)
     both = concatenated([sends, deliveries])
     is_delivered = np.append(is_delivered, np.ones(len(deliveries), dtype=bool))
@@ -466,7 +466,7 @@ def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
 
 
 def _views(trace: Trace) -> dict[MemberRunId, MemberLists]:
-    """The lists of each member run, sorted by slot.
+    """The lists of members that each member run recorded, sorted by slot.
 
     Rows of the same instant have no order, so of two lists for one slot only the members in both count.
     """

@@ -37,7 +37,7 @@ EARLY, FINAL = "early", "final"
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Two consecutive deliveries in a log, with their numbers in the agreed sequence."""
+    """Two consecutive final deliveries in a log, with their numbers in the agreed sequence."""
 
     earlier: Position
     later: Position
@@ -45,7 +45,7 @@ class SequenceStep:
 
     @property
     def is_out_of_sequence(self) -> bool:
-        """Whether the second delivery is not the next in the sequence."""
+        """Whether the second delivery is not the one that follows the first in the agreed sequence."""
         return self.numbers[1] != self.numbers[0] + 1
 
 
@@ -58,7 +58,7 @@ class FinalLogSpan:
     first: Position
     last: Position
     numbers: tuple[int, int]
-    """The numbers of the first and the last delivery."""
+    """The numbers of the log's first and last delivery of this range, in the agreed sequence."""
     highest_number: int
     jump_count: int
     first_jump: SequenceStep | None
@@ -73,11 +73,11 @@ class FinalRange:
     first_ns: int
     last_ns: int
     is_one_to_one: bool
-    """Whether each number has one message and each message one number."""
+    """Whether each number of the agreed sequence has one message, and each message one number."""
 
 
 def summarize_finals(rows: Rows) -> FinalRange | None:
-    """Summarize the final deliveries of one range; None if there are none.
+    """Summarize the final deliveries in one range of slots; None if there are none.
 
     Each log's rows must be contiguous and sorted by index.
     """
@@ -109,7 +109,7 @@ def _sequence_step(rows: Rows, row: int) -> SequenceStep:
 
 
 def final_order(trace: Trace) -> Verdict:
-    """Each number has one message, each message one number, and every member delivers number after number."""
+    """Check the agreed sequence: one message per number, one number per message, delivered number after number."""
     rows = trace.with_grade(FINAL).deliveries()
     jumps = np.flatnonzero((np.diff(rows.place) != 1) & ~group_starts(log_codes(rows))[1:])
     if len(jumps):
@@ -118,7 +118,7 @@ def final_order(trace: Trace) -> Verdict:
 
 
 def jump_verdict(step: SequenceStep, count: int) -> Verdict:
-    """The verdict for a member that does not go from one number to the next."""
+    """The verdict for a member whose final deliveries do not go from one number of the agreed sequence to the next."""
     earlier, later = step.earlier, step.later
     text = (
         f"member {earlier.member} delivered {later.message}, number {step.numbers[1]} of the final order, right after "
@@ -129,7 +129,7 @@ def jump_verdict(step: SequenceStep, count: int) -> Verdict:
 
 
 def check_one_to_one(rows: Rows) -> Verdict | None:
-    """The verdict for a number with two messages, or a message with two numbers; None if there is neither."""
+    """The verdict if a number of the agreed sequence has two messages, or a message two numbers; None if not."""
     (message,) = message_codes(rows)
     for one, other, words in (
         (rows.place, message, "number {0} of the final order is {1} at member {2} and {3} at member {4}"),
@@ -146,7 +146,7 @@ def check_one_to_one(rows: Rows) -> Verdict | None:
 
 
 def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
-    """Every final delivery at any member, crashed or not, occurs at every member that stayed up long enough."""
+    """Check that a final delivery at any member, crashed or not, occurs at every member that stayed up long enough."""
     rows = trace.with_grade(FINAL).deliveries()
     doubtful: list[str] = []
     for member_run in accountable_runs(trace):
@@ -172,7 +172,7 @@ def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int 
 
 
 def early_in_final(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
-    """Every early delivery of a member that did not crash becomes final."""
+    """Check that every early delivery of a member that did not crash becomes final."""
     rows = trace.with_grade(EARLY).deliveries()
     finals = trace.with_grade(FINAL).deliveries()
     early, final = message_codes(rows, finals)
@@ -204,7 +204,7 @@ def _end_ns(trace: Trace, member_run: MemberRun, until_ns: int | None) -> int:
 
 
 def start_ns(trace: Trace, member_run: MemberRun) -> int | None:
-    """When a member run started; None if it recorded no START."""
+    """The real time at which a member run started; None if it recorded no START."""
     begun = trace.of_kind(EventKind.START)
     times = begun.real_ns[(begun.member == member_run.member) & (begun.recorder_incarnation == member_run.incarnation)]
     return int(times.min()) if len(times) else None

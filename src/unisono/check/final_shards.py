@@ -24,11 +24,11 @@ from unisono.check.verdict import Verdict
 from unisono.trace.table import Trace
 
 LoadPart = Callable[[Iterable[int]], Trace]
-"""Loads the part of the run in some ranges, with all member events."""
+"""A function that loads the rows in the ranges of slots with these numbers, with all member events of the run."""
 
 
 def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart, clean_verdict: Verdict) -> Verdict:
-    """The verdict of `final_order` on the whole run; `clean_verdict` is the verdict if there is no violation."""
+    """The verdict of the check `final_order` on the whole run; `clean_verdict` if there is no violation."""
     ranges = _numbered_final_ranges(summaries)
     scrambled: set[int] = set()
     for spans in _spans_by_run(ranges).values():

@@ -54,7 +54,7 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
 
 
 def sends_not_recorded(deliveries: int) -> Doubt | None:
-    """The doubt that this number of deliveries without a recorded send leaves; None for 0."""
+    """Why this number of deliveries without a recorded send leaves a verdict unknown; None for 0."""
     if not deliveries:
         return None
     return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")
@@ -92,7 +92,7 @@ LATENCY_IN_FORCE = "latency_in_force"
 
 
 def latency_in_force(trace: Trace) -> Verdict:
-    """Every delivery comes within the bound of its slot."""
+    """Check that every delivery comes within the latency bound of its slot, in a run whose slot lengths change."""
     if trace.meta.bound_ns is None:
         return no_violation(LATENCY_IN_FORCE, NO_BOUND_PROMISED)
     deliveries = trace.deliveries()
@@ -116,7 +116,7 @@ def latency_in_force(trace: Trace) -> Verdict:
 
 
 def _slot_length_changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
-    """(member, incarnation, first slot) and length, sorted."""
+    """The recorded slot lengths: sorted pairs of (member, incarnation, first slot) and the length from that slot on."""
     rows = trace.of_kind(EventKind.TIMING)
     rows = rows.select(rows.theta_ns != ABSENT)
     columns = (rows.member, rows.recorder_incarnation, rows.slot, rows.theta_ns)

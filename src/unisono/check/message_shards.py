@@ -43,7 +43,7 @@ class MessageShard:
     ranges: tuple[int, ...]
 
     def select_rows(self, rows: Rows) -> Rows:
-        """The sends and deliveries of its messages."""
+        """Of these rows, the sends and deliveries of the shard's messages."""
         return rows.select(self._contains(rows) & np.isin(rows.kind, (EventKind.SEND.code, EventKind.DELIVER.code)))
 
     def _contains(self, rows: Rows) -> Mask:
@@ -71,12 +71,12 @@ def summarize_verdict(verdict: Verdict) -> VerdictSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the check of every shard of a run needs."""
+    """What the check of a message shard needs to know about the whole run."""
 
     meta: RunMeta
     logs: tuple[MemberLog, ...]
     events: Rows
-    """Member events."""
+    """The rows of member events of the whole run, such as START, LEAVE and CRASH."""
     grades: tuple[str, ...]
     timed_grade: str | None
     """The grade of the deliveries whose latency counts; None if there are no grades."""
@@ -87,14 +87,14 @@ class RunContext:
     late_after_ns: int | None
     """A delivery with a larger latency is late; None if that grade has no promised bound."""
     checks_causal: bool
-    """Whether causal order is promised."""
+    """Whether the run promised causal order."""
 
     def with_member_events(self, rows: Rows) -> Trace:
         """A trace of these rows and all member events."""
         return Trace.from_rows(concatenated([rows, self.events]), self.meta, self.logs)
 
     def check(self, rows: Rows) -> dict[str, Verdict]:
-        """Check the promises about these messages."""
+        """Check the promises about the messages of these rows: one verdict per promise."""
         return check_messages(
             self.with_member_events(rows),
             self.grades,
@@ -104,16 +104,16 @@ class RunContext:
         )
 
     def nothing_found(self) -> dict[str, VerdictSummary]:
-        """The verdicts for a clean shard."""
+        """The verdicts that a message shard without any violation gets."""
         return {name: summarize_verdict(verdict) for name, verdict in self.check(concatenated([])).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFinding:
-    """The result of checking one shard."""
+    """The result of checking one message shard."""
 
     suspect_checks: frozenset[str]
-    """The checks whose verdict differs from that of a clean shard."""
+    """The names of the checks whose verdict differs from that of a shard without violations."""
     rows: int
     latencies: LatencySummary = field(default_factory=LatencySummary)
     unrecorded_sends: int = 0
@@ -124,7 +124,7 @@ class ShardFinding:
 
 
 def message_shards(summaries: Sequence[RangeSummary]) -> list[MessageShard]:
-    """Shards, sorted by range, such that every message is in exactly one of them."""
+    """Message shards, sorted by range of slots, such that every message is in exactly one of them."""
     owned: list[dict[StreamId, tuple[int, int]]] = [{} for _ in summaries]
     ranges: list[set[int]] = [set() for _ in summaries]
     sent, delivered = _spans_by_stream(summaries, "sends"), _spans_by_stream(summaries, "delivered")
@@ -153,12 +153,12 @@ def scattered_reason(shards: Sequence[MessageShard], summaries: Sequence[RangeSu
 
 
 def max_shard_rows(summaries: Sequence[RangeSummary]) -> int:
-    """The largest number of rows of one shard; it depends on the length of ranges and not on that of the run."""
+    """The most rows that one message shard may have. It depends on the length of ranges, not on that of the run."""
     return MAX_REREAD_FACTOR * max((summary.rows for summary in summaries), default=0)
 
 
 _Spans = list[tuple[int, int, int]]
-"""(range, first sequence, last sequence)."""
+"""One sender's sequence numbers by range of slots: triples (number of the range, first sequence, last sequence)."""
 
 
 def _spans_by_stream(summaries: Sequence[RangeSummary], name: str) -> dict[StreamId, _Spans]:
@@ -187,14 +187,14 @@ def _increasing_chain(spans: _Spans) -> _Spans:
 
 
 def _ranges_meeting(spans: _Spans, first: int, last: int) -> set[int]:
-    """The ranges with a span that overlaps these numbers."""
+    """The ranges of slots that have a sequence number from `first` to `last`."""
     return {number for number, begin, end in spans if begin <= last and end >= first}
 
 
 def check_shard(
     context: RunContext, nothing_found: Mapping[str, VerdictSummary], rows: Rows, previous: Rows | None = None
 ) -> ShardFinding:
-    """Check the rows of one shard: which checks find something, and the latencies of deliveries.
+    """Check the rows of one message shard: which checks find something, and the latencies of deliveries.
 
     `previous` has the rows of the previous shard.
     """
@@ -224,7 +224,7 @@ def check_shards(
     load: Callable[[Collection[int]], Rows],
     max_suspect_rows: int,
 ) -> dict[str, Verdict]:
-    """The verdicts over all shards; `load` returns the rows of the shards with these numbers."""
+    """One verdict per promise over all message shards; `load` returns the rows of the shards with these numbers."""
     verdicts: dict[str, Verdict] = {}
     checked: dict[tuple[int, ...], dict[str, Verdict]] = {}
     for name, plain in context.nothing_found().items():
@@ -253,7 +253,7 @@ def check_shards(
 
 
 def measured_latencies(context: RunContext, findings: Sequence[ShardFinding]) -> tuple[LatencySummary, Doubt | None]:
-    """The latencies of the deliveries of all shards, and why some may be missing."""
+    """The latencies of the deliveries of all message shards, and why some may be missing (None if none is)."""
     seen = LatencySummary()
     for finding in findings:
         seen.merge(finding.latencies)

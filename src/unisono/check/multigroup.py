@@ -105,7 +105,7 @@ def _validity(run: _MulticastRun, due_ns: int) -> Verdict:
 
 
 def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
-    """The first delivery of each message obliges every correct destination that was in the group at that time."""
+    """Check uniform agreement: when one member delivers a message, every correct destination then present must too."""
     deliveries, delivered = run.deliveries, run.delivered_codes
     order = np.lexsort((deliveries.real_ns, delivered))
     codes, first = np.unique(delivered[order], return_index=True)
@@ -189,7 +189,7 @@ class _TopologyHistory:
             member: ([0], [groups]) for member, groups in declared.items()
         }
         self._first_crash_ns: dict[int, int] = {}
-        """The first crash of each member that restarted."""
+        """The time of the first crash of each member that restarted."""
         last_incarnations = {
             member: int(trace.recorder_incarnation[trace.member == member].max(initial=0))
             for member in topology.members

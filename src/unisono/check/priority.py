@@ -185,7 +185,7 @@ _UNDELIVERED = 1 << 62
 
 @dataclass(slots=True)
 class ConsumptionLog:
-    """The log of one member run, by message."""
+    """The receptions and deliveries of one member run, by message."""
 
     member_run: MemberRun
     order: list[MessageId]
@@ -196,11 +196,11 @@ class ConsumptionLog:
     consumed_before: dict[MessageId, int]
     """The number of messages consumed before each reception."""
     all_counted: bool
-    """Whether every reception has that number."""
+    """Whether every reception records how many messages the member had consumed before it."""
     received_step: dict[MessageId, int]
     queued_step: dict[MessageId, int]
     received_ns: dict[MessageId, int]
-    """The time of each reception, by the same clock as the views."""
+    """The time at which each message was received, by the same clock as the views."""
     views: list[tuple[int, tuple[int, ...]]]
     """The time and the members of each installed view."""
 
@@ -216,7 +216,7 @@ class MissedOvertaking:
 
 
 def priority_accounting(trace: Trace) -> Verdict:
-    """Check P2 at every member that did not crash.
+    """Check priority accounting (paper 004, P2) at every member that did not crash.
 
     The figure `overtakings` counts messages consumed directly before one that had been received earlier.
     """
@@ -248,13 +248,13 @@ def priority_accounting(trace: Trace) -> Verdict:
 
 
 def missing_deliveries_reason(member: int) -> Doubt:
-    """The doubt if a log lacks deliveries: a number of consumed messages then does not say which ones they were."""
+    """Why a verdict is unknown if a log lacks deliveries: a count of consumed messages does not say which they were."""
     text = f"not all deliveries of member {member} are recorded, so the number of them does not say which they were"
     return Doubt(Reason.INDEX_MISSING, text)
 
 
 def uncounted_reception_reason(member: int) -> Doubt:
-    """The doubt if a reception has no index."""
+    """Why a verdict is unknown if a reception of this member does not say how many messages it had consumed."""
     text = f"a reception of member {member} does not say how many messages the member had delivered"
     return Doubt(Reason.LOG_NOT_WHOLE, text)
 
@@ -262,7 +262,7 @@ def uncounted_reception_reason(member: int) -> Doubt:
 def violation_verdict(
     first: MissedOvertaking, logs: list[ConsumptionLog], priority: dict[MessageId, int], count: int, overtakings: int
 ) -> Verdict:
-    """The verdict for `count` missed overtakings, of which this is the first."""
+    """The verdict if `count` messages were not overtaken although they had to be; `first` is the first of them."""
     witness, both = _overtaking_witness(first, logs, priority)
     text = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
     reason = Reason.OVERTAKEN_IN_BOTH if both else Reason.OVERTAKEN_IN_WORDS
@@ -287,7 +287,7 @@ def message_ids(rows: Rows) -> list[MessageId]:
 
 
 def consumption_log(trace: Trace, member_run: MemberRun) -> ConsumptionLog:
-    """The log of this member run."""
+    """The receptions and deliveries of this member run."""
     rows = trace.select((trace.member == member_run.member) & (trace.recorder_incarnation == member_run.incarnation))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)

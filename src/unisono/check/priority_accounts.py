@@ -76,7 +76,7 @@ class PriorityWindow:
 def plan_windows(
     run: PriorityRun, sequential_run: PriorityRun, window_rows: int, max_reread_factor: int
 ) -> list[PriorityWindow]:
-    """Windows such that every delivery of the run is in exactly one.
+    """Divide the run into windows of neighbouring ranges of slots, such that every delivery is in exactly one window.
 
     `sequential_run` is the run without diverging logs. Raises `ReadLimitExceeded` if the rows of messages lie too far
     apart.
@@ -178,7 +178,7 @@ def _check_whole_run(run: PriorityRun) -> Verdict:
 
 
 def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Sequence[WindowFinding]) -> Verdict:
-    """As `priority_accounting`, from the findings of the windows."""
+    """The verdict of the check `priority_accounting`, from the findings of all windows."""
 
     def check() -> Verdict:
         violations = _PriorityViolations(run, facts)
@@ -207,7 +207,7 @@ def _overtakings(findings: Sequence[WindowFinding]) -> int:
 
 
 class _PriorityViolations:
-    """The broken constraints of all windows."""
+    """Collects the overtaking constraints that members broke, over all windows of a run."""
 
     def __init__(self, run: PriorityRun, facts: Sequence[LogFacts]) -> None:
         self._run = run
@@ -231,7 +231,7 @@ class _PriorityViolations:
         self._broken_by_run[broken.first.run_id] = broken
 
     def add_if_broken(self, constraint: OvertakingConstraint) -> None:
-        """Add a constraint if it is broken."""
+        """Add an overtaking constraint if a member broke it."""
         if self._has_lower(constraint):
             self.add(BrokenConstraints(1, constraint))
 
@@ -299,7 +299,7 @@ class _PriorityViolations:
         return self._cached_range[1]
 
     def _message_in_slot(self, slot: int) -> MessageId:
-        """The message of a slot."""
+        """The message that was delivered in a slot; in the priority order a slot has one message."""
         for number, summary in enumerate(self._run.summaries):
             if summary.spans and summary.base.first_slot <= slot <= summary.base.last_slot:
                 rows = self._deliveries(number)

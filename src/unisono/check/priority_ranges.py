@@ -63,11 +63,11 @@ class PriorityRun:
     logs: tuple[MemberLog, ...]
     summaries: tuple[PriorityRangeSummary, ...]
     load_ranges: Callable[[Sequence[int]], Rows]
-    """The rows of the ranges with these numbers."""
+    """Returns the rows of the ranges of slots with these numbers."""
     gather_rows: Callable[[MessageSet, Collection[EventKind], Sequence[int]], Rows]
-    """The rows of these kinds and messages in the ranges with these numbers."""
+    """Returns the rows of these kinds and messages in the ranges of slots with these numbers."""
     summarize_without: Callable[[Sequence[int], frozenset[MemberRunId]], Sequence[PriorityRangeSummary]]
-    """Summarizes the ranges with these numbers again, without the deliveries of some logs."""
+    """Summarizes the ranges of slots with these numbers again, without the deliveries of some logs."""
     bound_ns: int | None
     max_suspect_rows: int
 
@@ -77,7 +77,7 @@ class PriorityRun:
         return self.with_member_events(concatenated([]))
 
     def with_member_events(self, rows: Rows) -> Trace:
-        """Some rows, together with the member events."""
+        """A trace of some rows together with the member events of the run."""
         events = [summary.base.events for summary in self.summaries]
         return Trace.from_rows(concatenated([rows, *events]), self.meta, self.logs)
 
@@ -99,7 +99,7 @@ class PriorityRun:
 
     @cached_property
     def delivered_by_range(self) -> tuple[MessageSet, ...]:
-        """The delivered messages of each range."""
+        """For each range of slots, the messages that some member delivered in it."""
         return tuple(summary.all_delivered() for summary in self.summaries)
 
     @cached_property
@@ -114,7 +114,7 @@ class PriorityRun:
 
     @cached_property
     def spans_by_run(self) -> dict[MemberRunId, list[tuple[int, DeliverySpan]]]:
-        """The deliveries of each log, by range."""
+        """For each log, its deliveries in each range of slots, with the number of the range."""
         found: dict[MemberRunId, list[tuple[int, DeliverySpan]]] = {}
         for number, summary in enumerate(self.summaries):
             for span in summary.spans:
@@ -123,7 +123,7 @@ class PriorityRun:
 
     @cached_property
     def interleaved_ranges(self) -> set[int]:
-        """The ranges between which a log alternates, or in which the same message was delivered."""
+        """The ranges of slots between which a log alternates, or that deliver a message of another range again."""
         found: set[int] = set()
         for spans in self.spans_by_run.values():
             across = overlapping([(number, span.first_index, span.last_index) for number, span in spans])
@@ -145,7 +145,7 @@ class PriorityRun:
 
     @cached_property
     def irregular_ranges(self) -> set[int]:
-        """The ranges in which, or between which, the logs do not follow one sequence of slots."""
+        """The numbers of the ranges in which, or between which, the logs do not follow one sequence of slots."""
         found = {
             number for number, summary in enumerate(self.summaries) if not summary.is_sequential
         } | self.interleaved_ranges
@@ -157,7 +157,7 @@ class PriorityRun:
 
     @cached_property
     def diverging_logs(self) -> dict[MemberRunId, int]:
-        """The excused logs in irregular ranges, and the index from which each diverges."""
+        """The logs of crashed or excluded members that leave the common sequence, and the index at which each does."""
         return {
             run_id: min(span.first_index for number, span in spans if number in self.irregular_ranges)
             for run_id, spans in self.spans_by_run.items()
@@ -228,7 +228,10 @@ def check_order(run: PriorityRun) -> dict[str, Verdict]:
 
 
 def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason: str) -> Verdict:
-    """As `latency`, from the measurements of the windows; `unread_reason` says why there are none."""
+    """The verdict of the check `latency`, from the latencies measured in windows.
+
+    `unread_reason` says why no window was read; empty if they were.
+    """
 
     def check() -> Verdict:
         if unread_reason:

@@ -23,7 +23,7 @@ _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 @dataclass(frozen=True, slots=True)
 class DeliverySpan:
-    """One log's deliveries in a range."""
+    """The deliveries of one member run in one range of slots."""
 
     run_id: MemberRunId
     count: int
@@ -32,22 +32,22 @@ class DeliverySpan:
     first_slot: int
     last_slot: int
     indices: MessageSet
-    """All indices, stored as if they were sequence numbers of this member run."""
+    """The indices of these deliveries, stored as if they were sequence numbers of this member run."""
     distinct: bool
-    """Whether no index occurs twice."""
+    """Whether no two of these deliveries have the same index."""
     last_ns: int
     last_message: MessageRef
-    """The message with the last key."""
+    """The message of the delivery with the largest key (slot, position in slot)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceptionSummary:
-    """One log's receptions in a range."""
+    """The receptions of one member run in one range of slots."""
 
     max_consumed: int
     """The largest number of messages consumed before a reception."""
     all_counted: bool
-    """Whether every reception has that number."""
+    """Whether every reception records how many messages the member had consumed before it."""
     last_ns: int
 
     def merged(self, other: ReceptionSummary) -> ReceptionSummary:
@@ -61,12 +61,12 @@ NO_RECEPTION_SUMMARY = ReceptionSummary(0, True, 0)
 
 @dataclass(frozen=True, slots=True)
 class PriorityRangeSummary:
-    """The facts about one range that the checkers of the priority order need."""
+    """The facts about one range of slots that the checkers of the priority order need."""
 
     base: RangeSummary
     """The summary for any order, without unmatched messages."""
     last_non_delivery_ns: int
-    """The time of the last row that is not a delivery."""
+    """The real time of the last row in the range that is not a delivery."""
     spans: tuple[DeliverySpan, ...]
     has_ungraded: bool
     """Whether some delivery has no grade."""
@@ -79,9 +79,9 @@ class PriorityRangeSummary:
     delivered: dict[MemberRunId, MessageSet]
     sent: dict[MemberRunId, MessageSet]
     received: dict[tuple[MemberRunId, int], MessageSet]
-    """The receptions of each log in each view."""
+    """The messages that each member run received in each view."""
     reception_times: dict[tuple[MemberRunId, int], tuple[int, int]]
-    """The times of the first and the last of these receptions."""
+    """For each member run and view, the times of the first and the last reception."""
     received_twice: MessageSet
     """Messages that some log received twice in one view."""
     queued: MessageSet

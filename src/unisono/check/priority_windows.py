@@ -31,18 +31,18 @@ Matrix = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """Facts about one log, over the whole run."""
+    """Facts about the log of one member run, over the whole run."""
 
     run_id: MemberRunId
     first_slot: int
-    """The slot of its START; earlier messages do not concern it."""
+    """The slot of the member's START row; earlier messages do not concern this member."""
     begin_slot: int
-    """The slot of its first delivery. `end_slot` is the one after its last, or equal if there are none."""
+    """The slot of the log's first delivery. `end_slot` is the slot after its last; both are equal if there are none."""
     end_slot: int
     is_accountable: bool
-    """Whether its deliveries are checked: it neither crashed nor was excluded."""
+    """Whether the log's deliveries are checked: the member neither crashed nor was excluded."""
     regular_deliveries: int
-    """The number of its first deliveries that follow the common sequence; later ones diverge from it."""
+    """How many deliveries of the log, from the first on, follow the common sequence; later ones diverge from it."""
     excluded_since_ns: Mapping[MemberRunId, int]
     """For each crashed member whose log lacks its end, the time since which this member is in views without it."""
 
@@ -56,7 +56,7 @@ class LogFacts:
 
     @property
     def slot_after_all(self) -> int:
-        """The slot after all its deliveries."""
+        """The slot after all regular deliveries of the log."""
         return self.slot_after_consuming(self.end_slot - self.begin_slot)
 
 
@@ -73,7 +73,7 @@ class OvertakingConstraint:
 
 @dataclass(frozen=True, slots=True)
 class BrokenConstraints:
-    """The number of messages that missed an overtaking at one member, and the smallest of them."""
+    """How many messages a member delivered too late, after a less urgent one, and the smallest of these messages."""
 
     count: int
     first: OvertakingConstraint
@@ -90,17 +90,17 @@ class WindowEdge:
 
 @dataclass(frozen=True, slots=True)
 class WindowFinding:
-    """The result of checking a window."""
+    """The result of checking one window, that is, neighbouring ranges of slots."""
 
     latencies: LatencySummary
     broken: dict[MemberRunId, BrokenConstraints] = field(default_factory=dict)
     undecided: tuple[OvertakingConstraint, ...] = ()
-    """Constraints that depend on other windows."""
+    """Overtaking constraints that this window cannot decide, because they depend on other windows."""
     overtakings: int = 0
     first_edge: WindowEdge | None = None
     last_edge: WindowEdge | None = None
     unknown_reason: str = ""
-    """Why this window cannot decide priority accounting."""
+    """Why this window cannot decide priority accounting; empty if it can."""
 
 
 def check_window(
@@ -225,9 +225,9 @@ class _WindowMessages:
             self.unknown_reason = f"{message} was delivered with another priority than it was received with"
 
     def consumed_up_to(self, log: LogFacts, delivered: Mask) -> Ints:
-        """R(h) for one member, over the members that consumed some of the same messages.
+        """R(h) for each message h: the slot up to which any member had consumed when it received h.
 
-        Members that joined after it had delivered the message do not count.
+        Members that joined after the member of `log` had delivered h do not count.
         """
         concerned_logs = [number for number, other in enumerate(self.logs) if other.begin_slot < log.end_slot]
         if not concerned_logs:
@@ -259,17 +259,17 @@ class _WindowMessages:
         return decidable
 
     def delivered_by(self, log: LogFacts) -> Mask:
-        """The messages that a member delivered."""
+        """A mask of the window's messages that a member delivered."""
         inside: Mask = (self.slots >= log.begin_slot) & (self.slots < log.end_slot)
         return inside
 
     def smallest_message(self, rows: Ints) -> int:
-        """The row of the smallest message."""
+        """Of these rows, the one with the smallest message."""
         columns = (self.messages.sequence, self.messages.sender_incarnation, self.messages.sender)
         return int(rows[np.lexsort([column[rows] for column in columns])[0]])
 
     def constraint(self, log: LogFacts, at: int, since: Ints) -> OvertakingConstraint:
-        """The constraint of a message at a member that delivered it, or did not."""
+        """The overtaking constraint that one message puts on one member, whether the member delivered it or not."""
         message = message_at(self.messages, at)
         end = int(self.slots[at]) if log.begin_slot <= self.slots[at] < log.end_slot else log.end_slot
         return OvertakingConstraint(log.run_id, message, int(self.priority[at]), int(since[at]), end)

@@ -27,7 +27,7 @@ from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 MAX_SUSPECT_ROWS = 5_000_000
 """At most this many rows of suspect ranges are read; later violations are not counted."""
 SOUND_IN_PARTS = frozenset({"total_order", "fifo", "latency"})
-"""A violation of these in a part of the run is a violation of the whole run."""
+"""The checks for which a violation in a part of the run is a violation in the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SummarizedRun:
     logs: tuple[MemberLog, ...]
     summaries: tuple[RangeSummary, ...]
     load_ranges: Callable[[Sequence[int]], Rows]
-    """The rows of the ranges with these numbers."""
+    """Returns the rows of the ranges of slots with these numbers."""
     grade: str | None = None
     bound_ns: int | None = None
     max_suspect_rows: int = MAX_SUSPECT_ROWS
@@ -142,7 +142,7 @@ def _integrity(run: SummarizedRun, suspect: set[int], load_part: _LoadPart) -> V
 
 
 def _fifo(run: SummarizedRun, load_part: _LoadPart) -> Verdict:
-    """Two inverted neighbours both lie in suspect ranges, so these ranges show the same as the whole run."""
+    """Check FIFO in the suspect ranges. They contain both messages of every inverted pair, as the whole run does."""
     suspect = {number for number, summary in enumerate(run.summaries) if not summary.in_fifo}
     spans: dict[tuple[int, int, int, int], list[tuple[int, FifoSpan]]] = {}
     for number, summary in enumerate(run.summaries):
@@ -252,7 +252,7 @@ def _doubt(found: SummarizedRun) -> Doubt | None:
 
 
 def _disordered_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
-    """The ranges in which, or between which, the order is broken."""
+    """The numbers of the ranges of slots in which, or between which, the order is broken."""
     broken = {number for number, summary in enumerate(summaries) if not summary.order.ordered}
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for number, summary in enumerate(summaries):
@@ -379,7 +379,7 @@ def _concatenated_field(
 
 
 def _partial_trace(run: SummarizedRun, crossing: _CrossRangeMessages, events: Rows, ranges: Sequence[int]) -> Trace:
-    """The part of the run that the rows of these ranges show."""
+    """A trace of the rows in these ranges of slots, with the member events and the sends that they need."""
     loaded = run.load_ranges(ranges) if ranges else concatenated([])
     trace = Trace.from_rows(loaded, run.meta, run.logs)
     if run.grade is not None:

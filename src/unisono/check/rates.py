@@ -39,10 +39,10 @@ class DeclaredRates:
 
     theta_ns: int
     rates: tuple[tuple[int, float, int], ...]
-    """(member, average per second, burst per slot)."""
+    """For each member: its number, its average in messages per second, and its burst in messages per slot."""
 
     def rate_of(self, member: int) -> Rate | None:
-        """The rate that a member declared, or None."""
+        """The rate that a member declared; None if it declared none."""
         return next((Rate(avg, burst) for declarer, avg, burst in self.rates if declarer == member), None)
 
     @property
@@ -62,7 +62,7 @@ class SlotUsage:
     last: Ints
 
     def select(self, rows: Mask | Ints) -> SlotUsage:
-        """The usage in some rows."""
+        """The part of this usage that a mask or an array of row numbers selects."""
         return SlotUsage(*(getattr(self, name)[rows] for name in _USAGE_COLUMNS))
 
 
@@ -74,7 +74,7 @@ class RateViolation:
     sender: int
     incarnation: int
     window_slots: int
-    """1 for the burst, the averaging window for the average."""
+    """The number of slots over which the limit holds: 1 for the burst, the averaging slots for the average."""
     sequence: int
     """The sequence number of the sender's last message in the slot."""
     sent: int
@@ -98,7 +98,7 @@ def is_checked(meta: RunMeta, events: Rows) -> bool:
 
 
 def slot_usage(deliveries: Rows, *, single_log: bool = False) -> SlotUsage:
-    """The usage of each slot, counting messages that some member delivered.
+    """How many messages each sender has in each slot, counting messages that some member delivered.
 
     `single_log` says that the rows are of one log, sorted by key, with growing sequence numbers of each sender. This
     saves a sort.
@@ -145,13 +145,13 @@ def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolat
 
 
 def edge_usage(used: SlotUsage, first_slot: int, last_slot: int, promised: DeclaredRates) -> SlotUsage:
-    """The usage that averaging windows across an edge of the range can contain."""
+    """The slot usage near the edges of a range: the slots that an averaging window across an edge can contain."""
     reach = promised.longest_window - 1
     return used.select((used.slot < first_slot + reach) | (used.slot > last_slot - reach))
 
 
 def merge_usage(parts: Sequence[SlotUsage]) -> SlotUsage:
-    """Join the usage of ranges that do not overlap."""
+    """Join the slot usage of ranges that do not overlap."""
     whole = SlotUsage(
         *(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _USAGE_COLUMNS)
     )

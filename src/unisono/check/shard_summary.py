@@ -30,7 +30,7 @@ from unisono.trace.schema import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
 
 _MAX_COUNTED_NS = 4_000_000_000
-"""Latencies below this are counted in an array, in units of 1024 ns."""
+"""Latencies below this many nanoseconds are counted in an array, in units of 1024 ns."""
 _UNIT_BITS = 10
 _MAX_COUNTED_CODE = 1 << 16
 _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
@@ -55,7 +55,7 @@ class FifoSpan:
 
 @dataclass(frozen=True, slots=True)
 class LateDelivery:
-    """A delivery after the bound."""
+    """A delivery that came after its latency bound."""
 
     real_ns: int
     member: int
@@ -69,7 +69,7 @@ class LateDelivery:
 
 @dataclass(slots=True)
 class LatencySummary:
-    """The latencies of deliveries, in constant memory."""
+    """Statistics of the latencies of deliveries, which take the same memory for any number of deliveries."""
 
     deliveries: int = 0
     late_deliveries: int = 0
@@ -94,7 +94,7 @@ class LatencySummary:
         self.merge(part)
 
     def merge(self, other: LatencySummary) -> None:
-        """Add the latencies of `other`."""
+        """Add the latencies of another summary to this one."""
         if other.deliveries == 0:
             return
         self.min_ns = other.min_ns if self.deliveries == 0 else min(self.min_ns, other.min_ns)
@@ -118,7 +118,7 @@ class RangeSummary:
     in_fifo: bool
     fifo: tuple[FifoSpan, ...]
     keys: int
-    """The number of different keys of deliveries."""
+    """The number of different keys (slot, position in slot) among the deliveries."""
     delivery_counts: dict[tuple[int, int], int]
     """The number of deliveries in each log."""
     grades: tuple[str, ...]
@@ -134,13 +134,13 @@ class RangeSummary:
     """Sends without a delivery in this range, and deliveries without a send."""
     unmatched_deliveries: Rows
     events: Rows
-    """Member events, without queue steps of messages."""
+    """The rows of member events in this range, without queue steps of messages."""
     rate_violations: tuple[RateViolation, ...]
     """The first rate violations within the range, at most `MAX_REPORTED`."""
     edge_usage: SlotUsage
-    """The usage of the slots at the range's edges."""
+    """How many messages each sender has in the slots at the range's edges."""
     finals: FinalRange | None
-    """The agreed sequence, in a summary of final deliveries."""
+    """The part of the agreed sequence in this range, in a summary of final deliveries; None in other summaries."""
 
 
 def summarize_range(
@@ -240,7 +240,7 @@ def _deliveries_by_run(parts: Sequence[Rows]) -> list[Rows]:
 
 
 def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object] | None:
-    """The facts of a range in which all logs are equal and clean; None for any other range."""
+    """The fields of the summary of a range in which all logs are equal and clean; None for any other range."""
     if not logs:
         return None
     one = logs[0]
@@ -348,7 +348,7 @@ def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
 
 
 def _by_sorting(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object]:
-    """The facts of any range."""
+    """The fields of the summary of any range of slots, found by sorting its rows."""
     deliveries = concatenated(logs) if logs else EMPTY
     in_fifo, fifo = _fifo_spans(deliveries)
     sent, delivered = message_codes(sends, deliveries)

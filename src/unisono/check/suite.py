@@ -32,7 +32,7 @@ from unisono.trace.table import Trace
 NO_BOUND = 1 << 62
 LATENCIES = ("latency", graded_name("latency", EARLY), graded_name("latency", FINAL))
 SOME_UNGRADED = unknown("grades", Reason.GRADES_MIXED, "some deliveries have a grade and some have none")
-"""For the priority order, whose members number their deliveries across all grades."""
+"""The verdict if only some deliveries of the priority order have a grade: they cannot be checked apart."""
 
 
 def check_all(
@@ -100,7 +100,7 @@ def check_all(
 
 
 def as_unbounded(measured: Verdict) -> Verdict:
-    """A latency verdict without a bound; an unknown latency keeps its reason."""
+    """A latency verdict for deliveries without a promised bound; a verdict that is unknown keeps its reason."""
     if measured.reason:
         return measured
     return replace(measured, reason="no bound is promised", token=Reason.NO_BOUND)
@@ -112,7 +112,7 @@ def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
 
 
 def _check_multigroup(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
-    """Multicast to several groups promises each message to its destinations, in one order.
+    """Check the promises of multicast to several groups: each message reaches its destinations, in one order.
 
     For early deliveries it promises only integrity: each message was sent, and is delivered at most once.
     """
@@ -126,7 +126,7 @@ def _check_multigroup(trace: Trace, *, bound_ns: int | None, until_ns: int | Non
 
 
 def _check_finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:
-    """The promises for final deliveries over a slot order. Their latency is measured without a bound."""
+    """Check the promises for final deliveries over a slot order. Their latency is measured without a bound."""
     finals = trace.with_grade(FINAL)
     verdicts = {
         graded_name("total_order", FINAL): total_order(finals),
@@ -138,7 +138,7 @@ def _check_finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str
 
 
 def _check_unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
-    """The promises of a service without a total order."""
+    """Check the promises of a service without a total order."""
     checks = {"fifo": fifo, "causal": causal}
     verdicts = check_messages(trace, (), bound_ns=bound_ns, until_ns=until_ns)
     verdicts |= {name: checks[name](trace) for name in recorded_capabilities(trace.meta.order).checks if name in checks}

@@ -39,7 +39,7 @@ from unisono.trace.table import Ints, Rows, Trace
 
 @dataclass(frozen=True, slots=True)
 class LogSpan:
-    """One member's deliveries in a range."""
+    """The deliveries of one member run in one range of slots: its first and last."""
 
     member: int
     incarnation: int
@@ -49,7 +49,7 @@ class LogSpan:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpan:
-    """One sender's messages in a range, over all members."""
+    """One sender's messages in one range of slots, over all members: the first and the last."""
 
     sender: int
     incarnation: int
@@ -234,7 +234,10 @@ def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -
 
 
 def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
-    """Each step is two rows of one member, and begins with the message with which the previous step ended."""
+    """The witness for a cycle of deliveries.
+
+    Each step is two rows of one member, and begins with the message with which the previous step ended.
+    """
     steps = [f"member {rows.member[a]} delivered {message_at(rows, a)} before {message_at(rows, b)}" for a, b in cycle]
     return Witness(
         tuple(message_at(rows, a) for a, _ in cycle),
@@ -343,7 +346,7 @@ def precedence_cycle(message: Codes, logs: Sequence[Ints]) -> list[tuple[int, in
 
 
 def _contracted(steps: list[tuple[int, int]], codes: list[int], logs: Sequence[Ints]) -> list[tuple[int, int]]:
-    """Join consecutive steps in the same log, and start with the smallest message."""
+    """Shorten a cycle: join consecutive steps in the same log, and start with the smallest message."""
     log_of = {row: number for number, log in enumerate(logs) for row in log.tolist()}
     switch = next(i for i in range(len(steps)) if log_of[steps[i][0]] != log_of[steps[i - 1][0]])
     joined: list[tuple[int, int]] = []

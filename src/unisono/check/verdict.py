@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Status(Enum):
-    """`unknown` means that the trace cannot tell; it never stands for `valid`."""
+    """The answer of a verdict: valid, violated, or unknown if the trace cannot tell. Unknown never stands for valid."""
 
     VALID = "valid"
     VIOLATED = "violated"
@@ -45,11 +45,11 @@ class Reason(StrEnum):
     NO_VIEWS = "no_views"
     """No agreed view was recorded."""
     OVERTAKEN_IN_BOTH = "overtaken_in_both"
-    """A message of lower priority came first, against P2 in words and by its equation."""
+    """A message of lower priority came first, against both statements of priority accounting (P2) in paper 004."""
     OVERTAKEN_IN_WORDS = "overtaken_in_words"
-    """A message of lower priority came first, against P2 in words only."""
+    """A message of lower priority came first, against priority accounting (P2) as paper 004 states it in words only."""
     ROWS_DROPPED = "rows_dropped"
-    """The writer had to drop rows."""
+    """The trace lacks rows, because its writer had to drop them."""
     SCATTERED = "scattered"
     """The rows of some messages are too far apart to be read together."""
     SEND_NOT_RECORDED = "send_not_recorded"
@@ -120,7 +120,7 @@ class Verdict:
     reason: str = ""
     figures: Mapping[str, int] = field(default_factory=dict)
     token: Reason | None = None
-    """The same as `reason`, for programs; None if there is no reason."""
+    """The reason of the verdict as a token for programs; None if there is no reason."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON values; figures in nanoseconds become milliseconds."""
@@ -164,7 +164,10 @@ def check_name(key: str) -> str:
 
 
 def overall(verdicts: Mapping[str, Verdict]) -> Status:
-    """Violated if one is, else unknown if one is (or there is none), else valid."""
+    """The status of all verdicts together.
+
+    Violated if any is violated; otherwise unknown if any is unknown or there is none; otherwise valid.
+    """
     statuses = {verdict.status for verdict in verdicts.values()}
     if Status.VIOLATED in statuses:
         return Status.VIOLATED

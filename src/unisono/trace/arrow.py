@@ -135,7 +135,7 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
 
 
 def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A column of lists as codes into a sorted table. Only rows that have a list cost time; most have none."""
+    """Read a column of lists: for each row a number (-1 for null), which is an index into the sorted distinct lists."""
     if name not in table.column_names or table[name].null_count == len(table):
         return constant(len(table), np.int32), ()
     column = table[name].combine_chunks()
@@ -147,7 +147,7 @@ def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """A column of words as codes into a sorted table. A column that is absent or all null costs no time."""
+    """Read a column of words: for each row a number (-1 for null), which is an index into the sorted distinct words."""
     if name not in table.column_names or table[name].null_count == len(table):
         return constant(len(table), np.int32), ()
     column = table[name]
@@ -155,7 +155,7 @@ def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def codes_and_words(column: Any) -> tuple[Any, list[str]]:
-    """The codes (-1 for null) and the words of a dictionary column."""
+    """The parts of an Arrow dictionary column: for each row the number of its word (-1 for null), and the words."""
     column = column.unify_dictionaries().combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         if column.num_chunks == 0:
@@ -165,7 +165,7 @@ def codes_and_words(column: Any) -> tuple[Any, list[str]]:
 
 
 def _normalized(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
-    """The same column with a sorted table that has only the words that occur."""
+    """The same column of words, coded with a sorted table that has only the words that occur."""
     used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
     table = tuple(sorted(used))
     code = {word: number for number, word in enumerate(table)}

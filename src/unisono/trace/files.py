@@ -72,13 +72,16 @@ def member_folder(directory: str | os.PathLike[str], run: str, group: str, membe
 
 
 def part_path(folder: Path, slot: int, range_slots: int, incarnation: int, number: int) -> Path:
-    """The path of a part: named by the aligned range that contains `slot`, the incarnation, and the part's number."""
+    """The path of one Parquet file (part) of a recording.
+
+    Its name has the aligned range of slots that contains `slot`, the incarnation, and the part's number.
+    """
     first = slot // range_slots * range_slots
     return folder / f"slots-{first}-{first + range_slots - 1}.{incarnation}.{number}.parquet"
 
 
 def end_path(folder: Path, incarnation: int) -> Path:
-    """The path of the record that a recording was closed."""
+    """The path of the end record, which says that the recording of an incarnation was closed."""
     return folder / f"end.{incarnation}.json"
 
 
@@ -90,7 +93,7 @@ class FileStamp:
     sha256: str
 
     def check(self, path: str | os.PathLike[str]) -> None:
-        """Raise `TraceDamaged` if the file has changed since."""
+        """Raise `TraceDamaged` if the file at `path` has another size or hash than this stamp."""
         if (now := stamp(path)) != self:
             raise TraceDamaged(
                 path,
@@ -450,7 +453,7 @@ SUMMARY_COLUMNS = (
 
 
 TimeRange = tuple[int, int]
-"""The first and the last `real_ns`."""
+"""The real times, in nanoseconds, of the first and the last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,14 +461,14 @@ class PartFile:
     """One Parquet file of a member's recording."""
 
     path: str
-    """Absolute, since the reader may run in another folder."""
+    """The absolute path of the file, since its reader may run in another folder."""
     member: int
     incarnation: int
     rows: int
     time_range: TimeRange | None
-    """From the file's footer; None if the footer lacks it."""
+    """The times of the file's first and last row, from its footer; None if the footer lacks them."""
     stamp: FileStamp | None = None
-    """From the end record; None if the recording was not closed or a release without stamps wrote it."""
+    """The file's size and hash from the end record; None if the recording was not closed or is from an old release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,13 +489,13 @@ class RangeFiles:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One run of one group on disk."""
+    """The files of one run of one group on disk, by range of slots."""
 
     folder: str
     meta: RunMeta
     logs: tuple[MemberLog, ...]
     ranges: tuple[RangeFiles, ...]
-    """In the order of slots, without overlaps."""
+    """The files of each range of slots, in the order of slots; ranges do not overlap."""
 
     @property
     def rows(self) -> int:
@@ -549,9 +552,10 @@ def members_without_files(plan: Layout, crashed: frozenset[int]) -> list[int]:
 def read_range(
     files: RangeFiles, *, all_columns: bool = False, columns: tuple[str, ...] = SUMMARY_COLUMNS, checked: bool = False
 ) -> list[Rows]:
-    """The rows of a range, file by file: all columns, or the given ones, which must include `kind` and `slot`.
+    """Read the rows of one range of slots, file by file: the given columns, which must include `kind` and `slot`.
 
-    With `all_columns` or `checked`, raises `TraceDamaged` if a file has changed since its recording was closed.
+    With `all_columns`, read all columns. With `all_columns` or `checked`, first compare each file with its size and
+    hash in the end record, and raise `TraceDamaged` if it has changed since its recording was closed.
     """
     read = []
     for part in files.parts:
@@ -576,7 +580,7 @@ def read_range(
 
 
 def read_footer(path: Path) -> tuple[int, TimeRange | None]:
-    """The number of rows in a file, and their time range."""
+    """The number of rows in a Parquet file, and the times of its first and last row (None if the footer lacks them)."""
     try:
         metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
@@ -598,7 +602,7 @@ _TUPLES_AT_ONCE = 2048
 
 @cache
 def _warm_up() -> None:
-    """Write one row to a temporary file.
+    """Write one row to a temporary file, so that a later write is fast.
 
     At the first write pyarrow loads parts of itself and of numpy. That holds the interpreter lock for 0.1 s or more,
     which would add to the latency of a running group.
@@ -680,7 +684,7 @@ class ParquetWriter:
         return self._later_writers[-1].recorder()
 
     def put(self, packed: PackedRows) -> None:
-        """Queue rows; never blocks."""
+        """Queue rows for writing; never blocks. If the queue is full, the rows are dropped and counted."""
         rows = packed[COUNT_INDEX]
         if self._thread.stopped or self._put_rows - self._processed_rows + rows > self._queue_rows:
             self._refused_rows += rows

@@ -117,7 +117,7 @@ def parse_rows(text: str) -> list[RowValues] | None:
 
 
 def _checked_row_values(fields: dict[str, Any]) -> RowValues:
-    """The row's values; raises an error unless every field has exactly the right type."""
+    """The values of one metric row; raises an error unless every field has exactly the right type."""
     words, numbers, value, buckets = _WORDS(fields), _NUMBERS(fields), fields["value"], fields["buckets"]
     layer, side, metric, _, _ = words
     link, window_start_ns, window_ns, count, largest, _, _, version = numbers
@@ -304,7 +304,7 @@ class MetricBlock:
     """Whether the stream ended with this slice when it was read."""
     damaged_lines: int = 0
     first_problem: str = ""
-    """What is wrong with the first damaged line."""
+    """What is wrong with the first damaged line of the slice; empty if no line is damaged."""
 
 
 def metric_streams(directory: str | os.PathLike[str]) -> list[str]:

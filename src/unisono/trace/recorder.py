@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Extras(NamedTuple):
-    """The columns that only few rows have."""
+    """The values of the trace columns that are null in most rows."""
 
     priority: int | None = None
     view: int | None = None
@@ -186,7 +186,7 @@ class Recorder:
         (`trace.schema`).
         """
         if kind in MESSAGE_KINDS:
-            raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
+            raise ValueError(f"event() cannot record {kind.name} rows; call sent(), delivered() or step()")
         self._put(
             (
                 kind.code,
@@ -206,7 +206,7 @@ class Recorder:
 
 
 def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] = ()) -> Extras:
-    """The extras of a VIEW row: the members from its slot on, and for agreed views their incarnations."""
+    """The extra columns of a VIEW row: the members from its slot on, and for agreed views their incarnations."""
     listed = tuple(incarnations)
     if listed and len(listed) != len(members):
         raise ValueError(f"expected one incarnation for each of the {len(members)} members, not {len(listed)}")
@@ -214,7 +214,7 @@ def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] =
 
 
 def report_extras(event: Violation | Notice) -> Extras:
-    """The extras of a VIOLATION or NOTICE row."""
+    """The extra columns of a VIOLATION or NOTICE row: the event's token and its text."""
     talks_with = event.talks_with if isinstance(event, TopologyChange) else None
     return Extras(note=event.text, token=event.kind.value, talks_with=talks_with)
 

@@ -73,7 +73,7 @@ class EventKind(Enum):
 
     @property
     def code(self) -> int:
-        """The kind's number in `Trace.kind`."""
+        """The number that stands for this kind in the column `kind` in memory."""
         return _CODES[self]
 
 
@@ -120,7 +120,10 @@ CODED: Final = {
     "messages": "message_texts",
     "group_id": "group_ids",
 }
-"""Columns of words or lists, and the table of each. In memory such a column holds codes: indices into its table."""
+"""The columns of words or lists, and the name of each column's table.
+
+In memory such a column holds codes: indices into its table of distinct values.
+"""
 
 FREE_TEXT: Final = ("note",)
 """Columns for people only: no program branches on them, and a trace's digest leaves them out."""
@@ -220,7 +223,7 @@ def meta_fields(meta: RunMeta) -> dict[str, Any]:
 
 
 def read_meta(path: str | os.PathLike[str]) -> RunMeta:
-    """Read a `meta.json`."""
+    """Read the parameters of a run from its `meta.json`; raises `TraceDamaged` if the file is not valid."""
     stored = read_json(path)
     if check_version(path, stored.get("schema_version")) < SCHEMA_VERSION:
         stored = {**_MAY_LACK, **stored}

@@ -70,7 +70,7 @@ class Rows:
         return len(self.kind)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle a column of one value as that value."""
+        """The state to pickle: a column that has one value in all rows is stored as that value."""
         return {name: _Constant.of(value) for name, value in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -110,8 +110,10 @@ class Rows:
         return self.select((self.slot >= first) & (self.slot <= last))
 
     def canonical(self) -> Self:
-        """Sorted by member, incarnation, kind and grade; then deliveries by index, sends by sequence, queue steps by
-        place, other rows by time."""
+        """The rows, sorted by member, incarnation, kind and grade.
+
+        Within these, deliveries are sorted by index, sends by sequence, queue steps by place and other rows by time.
+        """
         ordinal = self.real_ns.astype(np.int64)
         ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
         ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
@@ -150,7 +152,7 @@ class MemberLog:
 
 @dataclass(frozen=True, eq=False)
 class Trace(Rows):
-    """A run of one group, in canonical order."""
+    """The recorded rows of one run of one group, in canonical order (`Rows.canonical`), and the run's parameters."""
 
     meta: RunMeta
     logs: tuple[MemberLog, ...]
@@ -251,7 +253,7 @@ def constant(rows: int, dtype: Any, value: int = ABSENT) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """The pickled form of a column of one value."""
+    """The pickled form of a column that has one value in all rows."""
 
     value: Any
     rows: int
@@ -297,7 +299,7 @@ def _per_row(values: Sequence[Numbers], counts: Ints) -> Ints:
 
 
 def encode(values: Sequence[_Value | None]) -> tuple[Ints, tuple[_Value, ...]]:
-    """Codes into the sorted table of the distinct values, -1 for None."""
+    """Encode values: for each its index in a sorted table of the distinct values (-1 for None), and that table."""
     table: list[_Value] = sorted({value for value in values if value is not None})  # type: ignore[type-var]
     code = {value: number for number, value in enumerate(table)}
     codes = [ABSENT if value is None else code[value] for value in values]

@@ -18,7 +18,7 @@ from unisono.trace.table import Ints, Rows, encode
 
 VERSION: Final = 1
 UNDIRECTED_KEY: Final = b"unisono.trace.undirected"
-"""In the metadata of a file whose messages are all for the whole group."""
+"""A key in the metadata of a file; it is there if all messages in the file are for the whole group."""
 
 NAMES: Final = (
     *("run", "group", "member", "recorder_incarnation", "kind", "sender", "sender_incarnation", "sequence", "slot"),
@@ -26,7 +26,7 @@ NAMES: Final = (
 )
 """The columns of the present schema that files of version 1 have, under their present names."""
 NEEDED: Final = ("kind", "note")
-"""The columns that `upgraded` reads."""
+"""The columns of a version 1 file that `upgraded` reads."""
 _OLD_NAMES: Final = {"recorder_incarnation": "life", "sender_incarnation": "incarnation"}
 _TALKS: Final = "; talks with "
 _NO_GROUP: Final = "nobody"
