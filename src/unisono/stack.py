@@ -602,6 +602,10 @@ def _vbr(policy: Policy, reserver: Reserver) -> Order:
     return (VbrGaps if policy.failures else Vbr)(policy, reserver)
 
 
+_DURABLE_ORDERS: dict[str, Callable[[Policy, Reserver, StoredRecords | None], Order]] = {
+    "consensus": ConsensusOrder,
+    "quasi_genuine": QuasiGenuine,
+}
 ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     "cbr": Cbr,
     "consensus": ConsensusOrder,
@@ -630,17 +634,18 @@ def build(policy: Policy, reserver: Reserver | None = None, stored_records: Stor
         raise InvalidOption("storage", text)
     if not capabilities.total_order or policy.reliable is not None:
         return _build_over_rmcast(policy, make, reserver, clock_check)
-    for durable in (ConsensusOrder, QuasiGenuine):
-        if make is durable:
-            return Stack(policy, durable(policy, reserver, stored_records), [clock_check], clock_check)
+    if capabilities.durable:
+        durable_order = _DURABLE_ORDERS[policy.order](policy, reserver, stored_records)
+        return Stack(policy, durable_order, [clock_check], clock_check)
     if policy.grades != "early":
         reserver = BackgroundReserver(policy, reserver)
     layers: list[Layer] = [clock_check]
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
-        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Vbr) else None))
-    if policy.grades != "early" and isinstance(order, Cbr | Vbr):
-        return Stack(policy, FinalOrder(order, policy, stored_records), layers, clock_check)
+        vbr = cast("Vbr", order)  # no other order honours the option
+        layers.insert(0, Fec(policy, slots=lambda: vbr.grid))
+    if policy.grades != "early":
+        order = FinalOrder(cast("Cbr | Vbr", order), policy, stored_records)
     return Stack(policy, order, layers, clock_check)
 
 
