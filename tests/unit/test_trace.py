@@ -362,7 +362,7 @@ def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> 
     part.unlink()
     assert damaged(tmp_path) == f"{part}: is missing, but the end record of its recording lists it"
     write_json(part.parent / "end.0.json", {**read_json(part.parent / "end.0.json"), "files": {part.name: 1}})
-    assert "the field files must have the fields bytes and sha256" in damaged(tmp_path)
+    assert "each entry of `files` needs the fields `bytes` and `sha256`" in damaged(tmp_path)
 
 
 def test_a_writer_says_the_size_and_the_hash_of_each_of_its_files(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class DeclaredRates:
 
     @property
     def longest_window(self) -> int:
-        """The largest number of slots over which a sender's average is computed."""
+        """The largest number of averaging slots among the rates that the members declared."""
         return max((Rate(avg, burst).averaging_slots(self.theta_ns) for _, avg, burst in self.rates), default=1)
 
 

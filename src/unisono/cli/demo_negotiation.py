@@ -78,7 +78,8 @@ def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
     if options.order != "vbr":
         raise InvalidOption(
             "--reliable",
-            f"rmcast negotiates for the order vbr only, not for {options.order}; give a setting such as 4/6ms",
+            f"the value rmcast chooses ρ and η by negotiation, for the order vbr only, not for {options.order}; "
+            "give them yourself, such as --reliable 4/6ms",
         )
     if not 0 < options.reliability < 1:
         raise InvalidOption("--reliability", f"expected a probability above 0 and below 1, not {options.reliability:g}")

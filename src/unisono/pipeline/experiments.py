@@ -114,7 +114,7 @@ def _timed_task(task: ExperimentTask) -> tuple[FinishedTask, float]:
 def stored_and_pending(
     out: Path | None, experiment: Experiment, tasks: Iterable[ExperimentTask]
 ) -> tuple[list[FinishedTask], list[list[ExperimentTask]]]:
-    """Return the finished tasks stored in `out`, and for each other point the tasks to run."""
+    """Return the finished tasks stored in `out`, and for each incomplete point the tasks still to run."""
     by_point: dict[int, list[ExperimentTask]] = {}
     for task in tasks:
         by_point.setdefault(task.point, []).append(task)

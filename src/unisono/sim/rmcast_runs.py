@@ -70,7 +70,8 @@ class RmcastCase:
             self.crash_in_send_probability or self.crash_before_takeover_probability
         ):
             raise InvalidOption(
-                "scenario", f"the crash probabilities β and v are only for 'anybody crashes', not for {self.scenario!r}"
+                "scenario",
+                f"the crash probabilities beta and v apply only to 'anybody crashes', not to {self.scenario!r}",
             )
 
 

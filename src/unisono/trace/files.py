@@ -290,7 +290,8 @@ def read_stamps(folder: Path) -> dict[str, FileStamp]:
         try:
             found |= {name: FileStamp(int(known["bytes"]), str(known["sha256"])) for name, known in files.items()}
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise TraceDamaged(path, "the field files must have the fields bytes and sha256 for each file") from None
+            text = "each entry of `files` needs the fields `bytes` and `sha256`; copy or record the trace again"
+            raise TraceDamaged(path, text) from None
     for name, known in found.items():
         path = folder / name
         if not path.is_file():

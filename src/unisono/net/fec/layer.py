@@ -77,7 +77,7 @@ def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
     """The most datagrams in one slot: AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉, the paper's NetMaxBurst (erratum 001-2).
 
     An interval of length Θ that is not a slot can contain more datagrams (erratum 001-3). Raises
-    InvalidOption if a slot cannot number that many.
+    InvalidOption if a slot has more frames than the frame number in the header can count.
     """
     datagrams = datagrams_per_slot(app_max_burst, a, b)
     if datagrams > FRAME_NUMBER_MAX:

@@ -60,7 +60,7 @@ class StreamEntry:
 
     @property
     def ordinals_used(self) -> int:
-        """How many numbers of the total order the entry uses: one per message, or one per granted stamp."""
+        """How many positions of the total order the entry takes: one per message, or one per granted timestamp."""
         if self.entry_type is EntryType.RELAY:
             if self.flags & FRAGMENT:
                 return 0 if self.flags & MORE_FRAGMENTS else 1

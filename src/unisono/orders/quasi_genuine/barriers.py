@@ -103,7 +103,7 @@ class BarrierQueue:
             self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
     def promise(self, source: int, head: int, last_stamp: int) -> None:
-        """A group announces that `head` entries of its stream are all those with stamps up to `last_stamp`."""
+        """Record a group's promise: the first `head` entries of its stream are all with stamps up to `last_stamp`."""
         group = self.sources[source]
         if head > group.applied and len(group.promised_barriers) >= PROMISES_MAX:
             del group.promised_barriers[min(group.promised_barriers)]

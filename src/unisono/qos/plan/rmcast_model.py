@@ -270,7 +270,9 @@ def agreement_failure(members: int, loss: float, v: float, beta: float) -> float
 
 
 def agreement_failure_extended(members: int, loss: float, v: float, beta: float) -> float:
-    """The extended f_n (erratum 002-8): m of the j receivers survive, and agreement fails only if all m fail."""
+    """The probability f_n that agreement fails, as extended by erratum 002-8.
+
+    Of the j direct receivers m survive the crash. Agreement fails only if none of the m reaches all members."""
 
     def after(j: int, n: int, f: Callable[[int], float]) -> float:
         survive = sum(comb(j, m) * (1 - v) ** m * v ** (j - m) * f(n - 1 - j + m) ** m for m in range(1, j + 1))
