@@ -645,7 +645,7 @@ def test_a_late_member_is_reported_with_its_missing_frames() -> None:
     probe.wake(late + 1)
     (violation,) = [e for e in probe.events() if isinstance(e, Violation)]
     assert (violation.kind, violation.member, violation.slot) == ("late", 3, FIRST)
-    assert f"frames [0, 2, 3] of slot {FIRST} are missing" in violation.text
+    assert f"slot {FIRST} is late, frames [0, 2, 3] have not arrived" in violation.text
     probe.wake(late + 2)
     assert not [e for e in probe.events() if isinstance(e, Violation)], "once per slot"
 
@@ -658,7 +658,7 @@ def test_a_member_without_an_end_of_slot_mark_is_late_even_if_no_frame_is_known_
         probe.wake(end(FIRST) + 12 * MS + 1)
         (violation,) = [e for e in probe.events() if isinstance(e, Violation)]
         assert (violation.member, violation.slot) == (2, FIRST)
-        assert f"slot {FIRST} has not ended" in violation.text
+        assert f"slot {FIRST} is late, its end-of-slot mark has not arrived" in violation.text
 
 
 def test_of_consecutive_late_slots_only_the_first_is_reported() -> None:

@@ -20,7 +20,7 @@ def latency_bound_ns(timing: Timing, rate: int) -> int:
 
 
 def offer(ask: Ask) -> Offer:
-    """What this order can give for a request, with the reasons in words."""
+    """The CBR order's offer for a request to the planner, with the reasons in words."""
     timing, rate = ask.timing, int(ask.rate.avg)
     why: list[str] = []
     if rate != ask.rate.avg or not 1 <= rate <= RATE_MAX:

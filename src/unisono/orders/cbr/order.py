@@ -3,7 +3,8 @@
 Time is divided into cycles of one second, numbered from the Unix epoch. Each member declares a rate of its own. A
 member of rate r has r turns per cycle and sends one message or one dummy in each; turn k is due at the start of the
 cycle plus k/r. Every member knows all rates, and so the order in which perfect clocks would send the turns of a cycle:
-Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (Theorem 1).
+Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (paper 000,
+Theorem 1).
 
 Sending: `submit` queues the message of the next turn; `_send_due_turns` sends each turn when it is due, from `wake`.
 Receiving: `from_below` stores frames per sender and turn; `_deliver_ready_turns` delivers every turn that is next in
@@ -14,7 +15,7 @@ takes no turn (000-5) and needs no instant within a cycle (000-12). `_finish_cyc
 The names are the paper's: Porder, `current`, the modes of figure 2, Squeue and Rqueue. Squeue holds a single message,
 since a second one would wait for more than a period. On the wire the slot field holds the turn number. In deliveries,
 the slot is the slot of length Θ in which the turn was due, and the position is the number of turns processed before:
-the k of Lemma 4.1.
+the k of paper 000, Lemma 4.1.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ CBR_TRANSITIONS: dict[tuple[CbrMode, CbrAction], CbrMode] = {
     (CbrMode.RESERVE, CbrAction.RESERVE): CbrMode.DELIVER_MESSAGES,
     **{(mode, CbrAction.LEAVE): CbrMode.LEFT for mode in CbrMode if mode is not CbrMode.LEFT},
 }
-"""Figure 2: the mode after each action. Reserve lasts until the new rate is in force; deliveries continue in it."""
+"""By mode and action, the mode after that action (paper 000, figure 2).
+
+The mode RESERVE lasts until a new rate is in force; deliveries continue in it.
+"""
 
 
 class CbrInput(StrEnum):
@@ -112,7 +116,7 @@ CBR_ACCEPTED_INPUTS: dict[CbrMode, frozenset[CbrInput]] = {
     CbrMode.RESERVE: frozenset(CbrInput),
     CbrMode.LEFT: frozenset(),
 }
-"""The inputs that have an effect in each mode. Others are ignored; an ignored submission stays with the application."""
+"""By mode, the inputs that have an effect in it. Others are ignored; submissions then stay with the application."""
 
 CBR_RUNNING = frozenset({CbrMode.DELIVER_MESSAGES, CbrMode.RESERVE})
 """The modes in which members send and deliver turns."""
@@ -152,16 +156,16 @@ class Cbr(OrderBase):
         # Delivering.
         self._rqueues = {member: Rqueue() for member in policy.view.members}
         self.rate: dict[int, int] = {}
-        """The paper's rate[j]: the rate of each member in the cycle being delivered."""
+        """By member, its rate in the cycle being delivered (paper 000: rate[j])."""
         self.porder: Porder = ()
         self.current = 0
         """The position in Porder of the next turn to process."""
         self.cycle = 0
         """The number of the cycle whose turns are being delivered."""
         self.processed = 0
-        """The number of turns processed since the start."""
+        """The number of turns, of all members, processed since the group started."""
         self._turns_processed: dict[int, int] = {}
-        """The number of turns processed in this cycle, by sender."""
+        """By sender, how many of its turns in the present cycle have been processed."""
         self._declared_next_rates: dict[int, int] = {}
         """The rate that each member's last processed turn declared for the next cycle; 0 if the member leaves."""
         self._index = 0
@@ -171,7 +175,7 @@ class Cbr(OrderBase):
         self.window_slots = self._window_turns(self._renegotiation.rate)
 
     def _window_turns(self, rate: int) -> int:
-        """How many turns a member may have sent but not delivered itself: those of Δ+Γ, and three more."""
+        """How many turns a member may have sent but not delivered itself: the turns of a time Δ+Γ, and three more."""
         return -(-turn_bound_ns(self._timing) * rate // CYCLE_NS) + 3
 
     def _change_mode(self, action: CbrAction) -> None:
@@ -180,7 +184,10 @@ class Cbr(OrderBase):
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Queue the message of the next turn, which may be due at this very instant. Returns how many were accepted."""
+        """Queue the first message for this member's next turn, and a second one if that turn is due right now.
+
+        Returns how many messages were accepted.
+        """
         checked_sizes(messages, self._policy.max_message)
         if CbrInput.SUBMIT not in CBR_ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
@@ -194,7 +201,10 @@ class Cbr(OrderBase):
         return accepted
 
     def _has_room(self, now: int) -> bool:
-        """Whether Squeue is empty, the next turn at most a period away, and few enough own turns are undelivered."""
+        """Whether this member may accept a message for its next turn.
+
+        It may if no message is queued, the turn is at most a period away, and few of its own turns are undelivered.
+        """
         return (
             self._squeue is None
             and self._own_turn_due_ns() - now <= period_ns(self._renegotiation.rate)
@@ -261,7 +271,10 @@ class Cbr(OrderBase):
             self._deliver_ready_turns()
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next cycle, or from the one after it if this cycle's last turn has been sent."""
+        """Request another rate for this member (paper 000: new-rate).
+
+        It is in force from the next cycle at the earliest; if this cycle's last turn has been sent, from the one after.
+        """
         if CbrInput.NEW_RATE not in CBR_ACCEPTED_INPUTS[self.mode]:
             return
         whole = whole_rate(rate)
@@ -297,7 +310,10 @@ class Cbr(OrderBase):
         self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """The earliest of: the next own turn, the next HELLO, and when the next turn in Porder becomes late."""
+        """When `wake` is due next; None if no timer is set.
+
+        It is the earliest of: this member's next turn, the next HELLO, and when the next turn in Porder becomes late.
+        """
         if self.mode is CbrMode.GET_RATE:
             return 0
         if self.mode is CbrMode.LEFT:
@@ -315,12 +331,15 @@ class Cbr(OrderBase):
     # -- starting and leaving --------------------------------------------------------------------------------
 
     def _first_reserve(self) -> None:
-        """reserve. Under receiver-based reservation it waits until the rates of all peers are reserved here."""
+        """Complete the first reservation (paper 000: reserve).
+
+        Under receiver-based reservation, this member must have reserved for the rates of all peers first.
+        """
         if self.mode is CbrMode.FIRST_RESERVE and self._renegotiation.are_first_rates_reserved():
             self._change_mode(CbrAction.RESERVE)
 
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: begins when the rates of all members are known."""
+        """Start delivery if the rates of all members are known (paper 000: start-deliver)."""
         self._first_reserve()
         if self.mode is not CbrMode.DET_ORDER or not self.exchange.complete:
             return
@@ -353,12 +372,12 @@ class Cbr(OrderBase):
         return due_ns(self._send_cycle, self._send_turn_index, self._renegotiation.rate)
 
     def _send_due_turns(self, now: int, until: int) -> None:
-        """net-mcast or dummy, for each turn that is due by `until`: several if the clock has jumped."""
+        """Send each own turn that is due by `until`; these are several if the clock has jumped."""
         while self._sending and self.mode in CBR_RUNNING and self._own_turn_due_ns() <= until:
             self._send_turn(now)
 
     def _send_turn(self, now: int) -> None:
-        """Send one turn: the queued message, or a dummy (000-6, 000-9)."""
+        """Send this member's next turn: the queued message, or a dummy without one (errata 000-6, 000-9)."""
         if self._send_turn_index == 0:
             self._renegotiation.send_requests(now)
         message, self._squeue = self._squeue, None
@@ -387,7 +406,7 @@ class Cbr(OrderBase):
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver_ready_turns(self) -> None:
-        """deliver, handle-dummy, change-rate: process turns in Porder for as long as the next one is complete."""
+        """Process turns in Porder until the next one is not complete (paper 000: deliver, handle-dummy)."""
         while self.mode in CBR_RUNNING:
             if self.current == len(self.porder):
                 self._finish_cycle()
@@ -419,7 +438,7 @@ class Cbr(OrderBase):
         self._late_reported = False
 
     def _finish_cycle(self) -> None:
-        """change-rate: enter the next cycle with the rates that the last turns of this one declared."""
+        """Enter the next cycle with the rates that the members' last turns declared (paper 000: change-rate)."""
         self.exchange.stop()
         departed = tuple(member for member in self.rate if self._declared_next_rates[member] == 0)
         end = due_ns(self.cycle + 1, 0, 1)
@@ -446,7 +465,7 @@ class Cbr(OrderBase):
         """Raise InvariantViolated if Porder of a new cycle does not give each member as many turns as its rate."""
         turns, expected = Counter(self.porder), Counter(self.rate)
         if turns != expected:
-            text = f"Porder of cycle {self.cycle} does not give each member the turns of its rate"
+            text = f"Porder of cycle {self.cycle} does not give each member as many turns as its rate"
             raise InvariantViolated("porder", self._policy.member, text, str(dict(expected)), str(dict(turns)))
 
     def _late_at(self) -> int:
@@ -455,7 +474,7 @@ class Cbr(OrderBase):
         return due_ns(self.cycle, self._turns_processed[sender], self.rate[sender]) + turn_bound_ns(self._timing)
 
     def _check_late(self, now: int) -> None:
-        """Report the member whose turn is late. Without failures no turn may be."""
+        """Report the member whose turn is late. Late turns break the assumption that no member fails."""
         self._late_checked_ns = now
         if self.mode not in CBR_RUNNING or self._late_reported or now <= self._late_at():
             return
@@ -470,7 +489,7 @@ class Cbr(OrderBase):
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """The last turn that a frame arriving now may belong to."""
+        """The number of the last turn that a frame arriving now may belong to; frames of later turns are refused."""
         return turn_number((now + self._timing.gamma_ns + HORIZON_NS) // CYCLE_NS + 2, 0) - 1
 
     def bound_ns(self) -> int:
@@ -490,7 +509,8 @@ class Cbr(OrderBase):
     def done_slot(self) -> int:
         """The last slot that is finished here: no more of its messages will be delivered.
 
-        While a turn is late no message is delivered at all, so the slots up to the last check count as finished.
+        While this member waits for a late turn it delivers nothing. So the slots before the last check of lateness
+        count as finished.
         """
         if self.mode not in CBR_RUNNING:
             return 0

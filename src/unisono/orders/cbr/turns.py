@@ -33,7 +33,7 @@ from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, PACKED_HEADER_BYT
 # -- turns -----------------------------------------------------------------------------------------------------------
 
 Porder: TypeAlias = tuple[int, ...]
-"""The members of one cycle's turns, in delivery order."""
+"""The turns of one cycle in delivery order; each entry is the member that has the turn."""
 
 CYCLE_NS = NS_PER_S
 RATE_MAX = 100_000
@@ -63,7 +63,7 @@ def cycle_and_turn(number: int) -> tuple[int, int]:
 
 
 def porder_by_sorting(rates: Mapping[int, int]) -> Porder:
-    """The definition of Porder: all turns (k, member), sorted by (k/rate, member)."""
+    """Porder by its definition: the turns k of all members with rates `rates`, sorted by (k/rate, member)."""
     scale = lcm(*rates.values())
     steps = {member: scale // rate for member, rate in rates.items()}
     turns = [(k * steps[member], member) for member, rate in rates.items() for k in range(rate)]
@@ -72,7 +72,7 @@ def porder_by_sorting(rates: Mapping[int, int]) -> Porder:
 
 
 def initial_porder(rates: Mapping[int, int]) -> Porder:
-    """The Porder with which the group starts: merges the turns of all members, one member after the other."""
+    """The Porder with which the group starts, made by merging in the turns of one member after the other."""
     order: Porder = ()
     merged: dict[int, int] = {}
     for member in sorted(rates):
@@ -84,7 +84,7 @@ def initial_porder(rates: Mapping[int, int]) -> Porder:
 def update_porder(
     order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int
 ) -> tuple[Porder, int]:
-    """change-rate: the Porder and `current` after `member` changes from its rate in `rates` to `rate`.
+    """The Porder and `current` after `member` changes from its rate in `rates` to `rate` (paper 000: change-rate).
 
     The turn at `current` is the next one to process. Processed turns of the other members stay processed. A turn q of
     `member` counts as processed if (q/rate, member) comes before the turn at `current`. The new `current` is the number
@@ -114,7 +114,7 @@ def update_porder(
 
 def _updated_current(order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int) -> int:
     if not 0 <= current < max(1, len(order)):
-        raise IndexError(f"turn {current} is outside a cycle of {len(order)} turns")
+        raise IndexError(f"current = {current} is outside a cycle of {len(order)} turns")
     if current == 0:
         return 0
     before = order[:current]
@@ -139,18 +139,18 @@ def whole_rate(rate: Rate) -> int:
 
 
 def frames_per_turn(policy: Policy) -> int:
-    """The number of frames that the largest message needs."""
+    """The number of frames that the largest message needs; raises InvalidOption if a turn cannot have that many."""
     frames = -(-policy.max_message // (policy.max_frame - HEADER_BYTES))
     if frames > FRAME_NUMBER_MAX:
         raise InvalidOption(
             "max_message",
-            f"a turn would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible; lower it",
+            f"a turn would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible; lower max_message",
         )
     return frames
 
 
 def cbr_reservation(policy: Policy, rate: int) -> BandwidthReservation:
-    """The bandwidth for a rate, in bytes on the wire: one turn for each declared message (paper 000 §4.4)."""
+    """The bandwidth for `rate` turns per second, each with a message of the largest size (paper 000 §4.4)."""
     header = HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
     turn = policy.max_message + PACKED_HEADER_BYTES + frames_per_turn(policy) * header
     once = BandwidthReservation(rate * turn, rate * turn, CYCLE_NS)
@@ -165,9 +165,9 @@ class RateRenegotiation:
 
     def __init__(self, policy: Policy, reserver: Reserver, down: list[Frame]) -> None:
         self.rate = whole_rate(policy.rate)
-        """The paper's myRate: in force in the cycle being sent."""
+        """This member's rate in the cycle that it sends in (paper 000: myRate)."""
         self.requested_rate: int | None = None
-        """A requested rate that is not in force yet."""
+        """The rate that this member has requested and that is not in force yet; None if there is none."""
         self._next_rate = self.rate
         """The rate of the next cycle, once this cycle's last turn has declared it."""
         self._policy = policy
@@ -181,16 +181,16 @@ class RateRenegotiation:
         self._incoming_rates: dict[int, int] = {}
         """By peer, its rate in the cycle that is being delivered."""
         self._promised_rates: dict[int, int] = {}
-        """The larger rate that this member has reserved for a peer's request, by peer."""
+        """By peer that has requested a larger rate, the rate that this member has reserved for it."""
         if not self._by_receiver:
             reserver.reserve(cbr_reservation(policy, self.rate))
 
     # -- this member's rate ----------------------------------------------------------------------------------
 
     def request_rate(self, rate: int) -> None:
-        """Request another rate.
+        """Request another rate for this member.
 
-        Under sender-based reservation it may raise ReservationRefused and changes nothing then.
+        Under sender-based reservation this may raise ReservationRefused. Then nothing has changed.
         """
         if not self._by_receiver:
             # The old rate stays in use until the change, so reserve for the largest.
@@ -201,19 +201,22 @@ class RateRenegotiation:
         self._unconfirmed_receivers = dict.fromkeys(self._peers) if larger else {}
 
     def send_requests(self, now: int) -> None:
-        """Send a NEW_RATE to each receiver that has not confirmed yet. Repeated requests are harmless."""
+        """Send a NEW_RATE to each receiver that has not confirmed the requested rate yet. Repeats are harmless."""
         if self.requested_rate is not None:
             for peer in self._unconfirmed_receivers:
                 self._send(now, peer, NewRate(self._serial, self.requested_rate))
 
     def declared_rate(self) -> int:
-        """The rate to declare now for the next cycle: the smaller one until all receivers have confirmed."""
+        """The rate to declare now for the next cycle.
+
+        Until all receivers have confirmed a requested rate, this is the smaller of the old and the requested rate.
+        """
         if self.requested_rate is None:
             return self._next_rate
         return min(self._next_rate, self.requested_rate) if self._unconfirmed_receivers else self.requested_rate
 
     def decide_next_rate(self) -> int:
-        """Fix the rate of the next cycle. Called when the last turn of a cycle is sent, which declares it."""
+        """Fix and return this member's rate of the next cycle. Called when the last turn of a cycle is sent."""
         self._next_rate = self.declared_rate()
         return self._next_rate
 
@@ -230,17 +233,17 @@ class RateRenegotiation:
     # -- the rates of the peers ------------------------------------------------------------------------------
 
     def reserve_first_rate(self, peer: int, rate: int) -> bool:
-        """Reserve for the first rate that a peer declares; False if the reservation is refused."""
+        """Reserve for the first rate that a peer declares. Returns False if the network refuses the reservation."""
         return not self._by_receiver or self._reserve_incoming(
             {**self._incoming_rates, peer: rate}, self._promised_rates
         )
 
     def are_first_rates_reserved(self) -> bool:
-        """Whether `reserve` has been done for the first rates of all peers."""
+        """Whether this member has reserved for the first rates of all peers, or need not do so."""
         return not self._by_receiver or len(self._incoming_rates) == len(self._peers)
 
     def on_cycle_start(self, rates: dict[int, int]) -> None:
-        """Delivery enters a cycle with these rates; members that are not in `rates` have left."""
+        """Delivery enters a cycle in which members have these rates; members that are not in `rates` have left."""
         self._peers = tuple(m for m in self._peers if m in rates)
         self._unconfirmed_receivers = {peer: None for peer in self._unconfirmed_receivers if peer in rates}
         if self._by_receiver:
@@ -251,7 +254,10 @@ class RateRenegotiation:
                 self._reserve_incoming(incoming, promised)
 
     def receive(self, now: int, frame: Frame) -> Violation | None:
-        """Answer a peer's NEW_RATE, or handle a RESERVED. Answers to earlier requests of this member are ignored."""
+        """Answer a peer's NEW_RATE, or process the RESERVED with which a peer answers this member's latest request.
+
+        Returns a violation if the peer refuses the requested rate, otherwise None.
+        """
         match frame.message:
             case NewRate(serial, rate):
                 self._send(now, frame.sender, Reserved(serial, self._promise(frame.sender, rate)))
@@ -270,14 +276,14 @@ class RateRenegotiation:
         return self._reserve_incoming(self._incoming_rates, promised)
 
     def _withdraw_request(self, now: int, refused_by: int) -> Violation:
-        """A receiver refused: drop the request, and let the other receivers release their reservations for it."""
+        """Drop the requested rate, since a receiver refused it; the other receivers release their reservations."""
         requested, self.requested_rate, self._unconfirmed_receivers = self.requested_rate, None, {}
         self._serial += 1
         for peer in self._peers:
             self._send(now, peer, NewRate(self._serial, self._next_rate))
         text = (
             f"member {refused_by} could not reserve bandwidth for {requested} messages per second; "
-            f"the rate stays {self._next_rate}"
+            f"the rate stays at {self._next_rate}"
         )
         return Violation(ViolationKind.RESERVATION_REFUSED, text, refused_by)
 

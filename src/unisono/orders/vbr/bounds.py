@@ -43,7 +43,7 @@ def offer_with_failures(ask: Ask) -> Offer:
 def _slot_offer(
     name: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: bool, objections: Sequence[str]
 ) -> Offer:
-    """The offer of an order with end-of-slot marks, in datagrams of one message each, as Theorem 3 counts."""
+    """The offer of an order with end-of-slot marks. As in paper 000, Theorem 3, each datagram has one message."""
     timing, rate = ask.timing, ask.rate
     marks = NS_PER_S / timing.theta_ns
     numbers = {"Δ": timing.delta_ns, "Γ": timing.gamma_ns, "2Γ": 2 * timing.gamma_ns, "Θ": timing.theta_ns}
@@ -65,7 +65,7 @@ def _slot_offer(
             f"x = {x} consecutive losses: HELLOs and JOINs are sent x+1 = {copies} times; other lost datagrams are gaps"
         )
         reasons.append(
-            f"a crashed member is removed after x+1 = {copies} silent slots, xΘ = {later} later; the bound holds (§7.2)"
+            f"a crashed member is removed after x+1 = {copies} silent slots, xΘ = {later} later; the bound holds"
         )
     tolerance = "none" if gap_free else f"gaps; removal after {ask.loss_burst + 1} silent slots"
     return Offer(

@@ -3,8 +3,8 @@
 As in `order`, the slot, the sender and the number within the slot decide the position of a message, and every member
 delivers in that order. So no two members ever deliver two messages in different orders, whichever members crash, join,
 leave or lose contact. The difference is that no member waits beyond Δ+Γ after a slot's end: a sender that has not
-ended the slot by then times out, and the rest of its slot is a gap (Definition 2). A membership change blocks nothing,
-and latency is at most Δ+2Γ+Θ (Theorem 5).
+ended the slot by then times out, and the rest of its slot is a gap (paper 000, Definition 2). A membership change
+blocks nothing, and latency is at most Δ+2Γ+Θ (paper 000, Theorem 5).
 
 Joining (§6.3): a member names, by its clock, a first slot before which every member has its JOIN. In that slot it
 expects all members, and the time-out removes the absent ones. Merging (§6.6): a member that receives frames of a
@@ -37,11 +37,11 @@ from unisono.wire.control import Join, JoinStep
 from unisono.wire.frame import Frame, Kind
 
 TIMEOUTS_BEFORE_REPORT = 3
-"""Report a member after this many consecutive time-outs."""
+"""Report a member as unsteady after this many consecutive time-outs of it."""
 CONSECUTIVE_WITHIN_BOUNDS = 10
-"""Time-outs less than this many latency bounds apart count as consecutive."""
+"""Two time-outs of a member count as consecutive if they are at most this many times the latency bound apart."""
 MAX_CHANGE_AHEAD_NS = 3600 * NS_PER_S
-"""Refuse a schedule that changes further ahead than this: no group agrees on such a change."""
+"""Ignore a JOIN whose slot schedule changes further in the future than this: no group agrees on such a change."""
 
 
 def latency_bound_ns(timing: Timing) -> int:
@@ -50,7 +50,10 @@ def latency_bound_ns(timing: Timing) -> int:
 
 
 def _max_wait_for_numbers_ns(grid: SlotGrid) -> int:
-    """How long a rejoining member with higher slot numbers waits for the group, rather than make it skip numbers."""
+    """How long a member that rejoins waits at most until the group reaches slot numbers that it has not used.
+
+    If that would take longer, the member makes the group skip numbers instead.
+    """
     return 2 * (grid.delta_ns + grid.gamma_ns) + 4 * grid.last_segment.theta_ns
 
 
@@ -79,7 +82,7 @@ class PendingJoins:
         return next((inc for first, inc in reversed(self.pending.get(member, ())) if first <= slot), None)
 
     def first_slot(self, member: int) -> int | None:
-        """The slot of the first pending join of a member."""
+        """The slot of the first pending join of a member; None if no join is pending."""
         return self.pending[member][0][0] if member in self.pending else None
 
     def pop_due(self, slot: int) -> dict[int, int]:
@@ -94,7 +97,7 @@ class PendingJoins:
         return due
 
     def cancel(self, member: int, incarnation: int) -> None:
-        """Remove the pending joins of one incarnation."""
+        """Remove the pending joins of one incarnation of a member."""
         self._set_pending(member, [join for join in self.pending.get(member, ()) if join[1] != incarnation])
 
     def _set_pending(self, member: int, joins: list[tuple[int, int]]) -> None:
@@ -122,24 +125,24 @@ class VbrGaps(Vbr):
         self._merge_requested_until: dict[int, int] = {}
         """The clock reading before which each member is not asked for a merge again."""
         self._answered_request_ns: dict[int, int] = {}
-        """The sending time, by the sender's clock, of the last request answered: its copies are not answered."""
+        """By peer, when it sent the JOIN that we answered last, by its clock. Copies of that JOIN get no answer."""
         self._fenced: dict[int, int] = {}
-        """The incarnation of each member that has shown a wrong clock."""
+        """By fenced member, the incarnation in which its clock was off by more than Γ."""
         # Schedule.
         self._slots_confirmed_at_ns: int | None = None
-        """Until this clock reading, an answer to our JOIN may say that the group has another schedule."""
+        """Until this clock reading, an answer to our JOIN may change our slot schedule; None if none can."""
         self._last_slot_used = 0
-        """The last slot that this member used in a schedule that it has given up."""
+        """The last slot that this member used in a slot schedule that it has given up."""
         # Time-outs.
         self._failed: list[int] = []
         self._last_wake_at = 0
-        """The clock at the last wake: only a timer times members out, so that received frames are read first."""
+        """The clock reading at the last `wake`. Only `wake` times members out: received frames are read before it."""
         self._latest_slot_heard = dict.fromkeys(policy.view.members, 0)
-        """The latest slot in which each member sent any received frame: control frames end a row of losses too."""
+        """By member, the latest slot in which it sent a frame that has arrived; control messages count too."""
         self._latest_data_slot = dict.fromkeys(policy.view.members, 0)
-        """The latest slot of each member's received data: by FIFO order no data of earlier slots follows (§7)."""
+        """By member, the latest slot of its received data. By FIFO order no data of earlier slots follows (000 §7)."""
         self._timeout_streaks: dict[int, tuple[int, int, int]] = {}
-        """By member: consecutive time-outs, the incarnation, and the start of the slot of the last one."""
+        """By member: its consecutive time-outs, its incarnation, and the start of the slot that timed out last."""
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -196,7 +199,11 @@ class VbrGaps(Vbr):
             self._rejoin_if_settings_missed(now)
 
     def wake_at(self) -> int | None:
-        """The earliest of: next HELLO, our first slot, end of the sent slot, time-out or end of the delivered slot."""
+        """When `wake` is due next; None after this member has left.
+
+        It is the earliest of: the next HELLO, the start of our first slot, the end of the slot being sent, and the
+        time-out of the slot being delivered, or that slot's end if every member has ended it already.
+        """
         grid = self.grid
         if self.mode is Mode.GET_RATE:
             return 0
@@ -223,7 +230,7 @@ class VbrGaps(Vbr):
     # -- receiving -------------------------------------------------------------------------------------------
 
     def _is_deliverable(self, now: int, frame: Frame) -> bool:
-        """Whether a frame is of a member, in its present incarnation, and of a slot that is not delivered yet."""
+        """Whether a frame comes from the present incarnation of a member, and its slot is not delivered yet."""
         sender, slot, incarnation = frame.sender, frame.slot, frame.incarnation
         # Fast path for nearly every frame: its sender is in the view and neither joins nor leaves.
         if (
@@ -282,7 +289,7 @@ class VbrGaps(Vbr):
         self._send_join(now, JoinStep.JOIN, first_slot)
 
     def _start_deliver(self, now: int) -> None:
-        """Begin at the slot that our JOIN named, expecting all members; absent ones time out in that slot."""
+        """Start delivery at the slot that our JOIN named, expecting all members; absent ones time out in that slot."""
         if self.mode is not Mode.DET_RATE or now < self.grid.start_of(self._first_slot):
             return
         for member in self._policy.view.members:
@@ -290,7 +297,9 @@ class VbrGaps(Vbr):
         self._begin_delivery(now, self._first_slot, report_view=self._slots_confirmed_at_ns is None)
 
     def _send_join(self, now: int, step: JoinStep, slot: int, to: int = 0, answered_request_ns: int = 0) -> None:
-        """Name the slot from which on peers may expect us, in as many copies as needed for one to arrive (§7).
+        """Send a JOIN that names the slot from which on peers may expect us.
+
+        It is sent in as many copies as needed for one to arrive (paper 000 §7).
 
         The frame's sequence number, otherwise unused in a JOIN, carries the clock reading of the request answered.
         """
@@ -323,7 +332,7 @@ class VbrGaps(Vbr):
         self.down.extend([frame] * policy.copies)
 
     def _request_merge(self, now: int, peer: int) -> None:
-        """Ask a peer outside our view for a merge, once until its answer must have arrived (erratum 000-27)."""
+        """Ask a peer outside our view for a merge, unless an answer to an earlier request may still arrive (000-27)."""
         if now < self._merge_requested_until.get(peer, 0):
             return
         slot = self._own_expected_slot(now)
@@ -360,7 +369,7 @@ class VbrGaps(Vbr):
             self._expect(now, peer, frame.incarnation, join.slot)
 
     def _answer_join(self, now: int, frame: Frame, join: Join) -> None:
-        """Name our own slot to a peer that asks for it, or that cannot know it."""
+        """Answer a JOIN with our own first slot, if the peer asks for that slot or cannot know it."""
         if join.step is JoinStep.MERGE:
             slot = self._own_expected_slot(now)
         elif join.step is JoinStep.JOIN and self.mode is Mode.DET_RATE and join.slot < self._first_slot:
@@ -410,7 +419,10 @@ class VbrGaps(Vbr):
     # -- schedules that differ -------------------------------------------------------------------------------
 
     def _reconcile(self, now: int, frame: Frame, join: Join) -> bool:
-        """True if the JOIN uses our slot schedule, adopting the sender's schedule first if that prevails."""
+        """Compare the sender's slot schedule with ours, and adopt it if it prevails.
+
+        Returns whether the slot that the JOIN names is the same slot in our schedule.
+        """
         ours = self.grid
         segments = join.segments or (Segment(0, 0, join.theta_ns),)
         theirs = SlotGrid(ours.delta_ns, ours.gamma_ns, segments, join.slot_changes)
@@ -430,7 +442,7 @@ class VbrGaps(Vbr):
         return True
 
     def _switch_schedule(self, now: int, grid: SlotGrid) -> None:
-        """Adopt another schedule if we have not reached the first difference; otherwise join again with it."""
+        """Adopt the slot schedule `grid` if its first difference is in the future; otherwise join again with it."""
         running, until = self.mode is Mode.DELIVER_MESSAGES, grid.first_difference(self.grid)
         if until is not None and (self._send_slot < until if running else self._first_slot <= until):
             self._adopt_schedule(grid)
@@ -438,7 +450,7 @@ class VbrGaps(Vbr):
         self._rejoin(now, grid, f"a change of the slot length to {duration_text(grid.last_segment.theta_ns)}")
 
     def _rejoin_if_settings_missed(self, now: int) -> None:
-        """Join again after a missed settings change: this member was cut off when the others made it."""
+        """Join again if this member missed a change of settings, because it was cut off when the others made it."""
         missed = self.schedule.setting_requests.missed
         if not missed:
             return
@@ -449,7 +461,7 @@ class VbrGaps(Vbr):
             self._rejoin(now, self.grid, text)
 
     def _rejoin(self, now: int, grid: SlotGrid, missed: str) -> None:
-        """Deliver all received messages, then start again with the schedule `grid` at a slot that we have not used."""
+        """Deliver all received messages, then join again with the schedule `grid` at a slot that we have not used."""
         if self.mode is Mode.DELIVER_MESSAGES and self._slots_confirmed_at_ns is None:
             self._end_participation(missed)
         # A member whose slots are not confirmed has sent only empty end-of-slot marks. Members with the group's
@@ -492,7 +504,7 @@ class VbrGaps(Vbr):
         self._last_slot_used = max(self._send_slot, self._deliver_slot - 1)
 
     def _deliver_received_frames(self) -> None:
-        """Deliver every received frame, slot by slot, without waiting; `_deliver_slot` is behind the last one then."""
+        """Deliver every received frame, slot by slot, without waiting. `_deliver_slot` is then after the last one."""
         last = max(self._deliver_slot, *(slot for rqueue in self._rqueues.values() for slot in rqueue.slots), 0)
         while self._deliver_slot <= last:
             for sender in self.view.members[self._current :]:
@@ -515,7 +527,7 @@ class VbrGaps(Vbr):
     def _fence(self, now: int, peer: int, incarnation: int, difference_ns: int) -> bool:
         """Leave out a member whose clock is off by more than Γ, until it restarts. False if it was fenced already.
 
-        If most clocks seem wrong, ours is: this member leaves.
+        If most members' clocks seem wrong, it is our clock that is wrong, and this member leaves.
         """
         if self._fenced.get(peer, -1) >= incarnation:
             return False
@@ -539,7 +551,10 @@ class VbrGaps(Vbr):
     # -- time-outs -------------------------------------------------------------------------------------------
 
     def _timed_out(self, now: int, sender: int) -> bool:
-        """Go on without the rest of a slot Δ+Γ after its end, or when FIFO order shows that there is no rest (§7)."""
+        """Whether delivery goes on without the rest of this sender's slot; if so, record the gap.
+
+        That is the case Δ+Γ after the slot's end, or when FIFO order shows that no more of it arrives (paper 000 §7).
+        """
         slot, lossy = self._deliver_slot, self._policy.loss_burst > 0
         if sender == self._policy.member:
             return self._send_slot > slot
@@ -556,7 +571,7 @@ class VbrGaps(Vbr):
         return True
 
     def _deliver_after_gap(self, sender: int, frames: SlotFrames) -> None:
-        """Deliver the frames behind a gap, in order (001-6), except messages that lack a fragment."""
+        """Deliver a sender's frames that follow a gap, in order, except messages that lack a fragment (001-6)."""
         while frames.waiting:
             frames.next_number = min(frames.waiting)
             frames.fragments = []
@@ -565,8 +580,8 @@ class VbrGaps(Vbr):
     def _next_view(self, delivered_slot: int, departed: tuple[int, ...]) -> None:
         """Set the view of the next slot in one change: without departed and failed members, with joining ones.
 
-        Slot numbers are skipped because other members have used them elsewhere. In the skipped slots this member is
-        alone.
+        A group skips slot numbers that other members used while they were cut off from it. In the skipped slots this
+        member is alone.
         """
         slot, me, listed = self._deliver_slot, self._policy.member, self.view.members
         numbers_skipped = slot > delivered_slot + 1
@@ -609,11 +624,11 @@ class VbrGaps(Vbr):
         self._timeout_streaks[member] = (count, incarnation, now)
         if count == TIMEOUTS_BEFORE_REPORT:
             text = f"member {member} timed out and was added again {count} times in a row"
-            why = "the network is slower than Δ, its process pauses, or a clock is off by more than Γ"
+            why = "the network is slower than Δ, the member's process pauses, or a clock is off by more than Γ"
             self.events.append(Violation(ViolationKind.UNSTEADY, f"{text}: {why}", member, self._deliver_slot))
 
     def _drop_queued_frames(self, member: int) -> None:
-        """Drop the frames of a failed member, except those of the incarnation in which it returns (000-26)."""
+        """Drop a failed member's frames, except those of the incarnation in which it joins again (erratum 000-26)."""
         first = self._pending_joins.first_slot(member)
         kept = Rqueue()
         if first is not None:
@@ -623,14 +638,15 @@ class VbrGaps(Vbr):
     # -- our own pauses --------------------------------------------------------------------------------------
 
     def _close_ended_slots(self, now: int) -> None:
-        """next-slot; after a pause in which the others have timed us out, join again first.
+        """Send the end-of-slot mark of each slot that has ended by our clock (paper 000: next-slot).
 
-        Messages held back for the missed slot leave in the slot in which all members expect us.
+        If we paused for so much time that the others have timed us out, join again first. Messages that were held back
+        then leave in the slot in which all members expect us.
         """
         grid, running = self.grid, self.mode is Mode.DELIVER_MESSAGES
         missed_ns = now - grid.end_of(self._send_slot)
         if running and missed_ns > grid.delta_ns + grid.gamma_ns and self._policy.member not in self._final_slots:
-            text = f"this member stood still for {duration_text(missed_ns)}; it may lack messages delivered meanwhile"
+            text = f"this member stood still for {duration_text(missed_ns)}; it may lack messages that others delivered"
             self.events.append(Violation(ViolationKind.PAUSED, text, self._policy.member, self._send_slot))
             messages, payload_bytes = self._packer.held()
             slot = grid.smax(now)
@@ -661,14 +677,14 @@ class VbrGaps(Vbr):
         return False
 
     def _may_finish_slot(self, now: int) -> bool:
-        """Not before our clock has passed the slot: until then a JOIN for the next slot may arrive (000-24).
+        """Whether our clock has passed the slot's end: until then a JOIN for the next slot may arrive (erratum 000-24).
 
         This matters when all members have used up their burst and ended the slot early.
         """
         return now >= self.grid.end_of(self._deliver_slot)
 
     def _send_schedule_to_newcomers(self, now: int, requested_in: int) -> None:
-        """Send the agreed schedule to members that joined after its request was sent and so do not deliver it."""
+        """Send an agreed slot schedule to members that joined after slot `requested_in`, so did not see the request."""
         for peer in self._policy.view.members:
             if peer != self._policy.member and (
                 self._pending_joins.first_slot(peer) is not None or self._member_since_slot.get(peer, 0) > requested_in
@@ -680,7 +696,7 @@ class VbrGaps(Vbr):
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The largest slot number, since a frame that is too far ahead is not refused: its wrong clock is reported."""
+        """The largest possible slot number: no frame is refused as too far ahead; its wrong clock is reported."""
         return 2**63 - 1
 
     def waiting_for(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 Time is divided into slots of length Θ, numbered from the Unix epoch. A message belongs to the slot in which it was
 submitted. Each sender closes every slot with an end-of-slot mark. A member delivers slot s when it has the mark of
 every sender for s, sender by sender in member order. No agreement messages are needed, so latency is at most Δ+Γ+Θ for
-any number of members (Theorem 2).
+any number of members (paper 000, Theorem 2).
 
 Sending: `submit` packs messages into frames. Full frames leave at once; the rest waits in the packer and leaves as the
 last frame of the slot, which is the end-of-slot mark. The mark is sent when the burst is used up or, from `wake`, when
@@ -61,11 +61,11 @@ from unisono.wire.frame import (
 )
 
 HORIZON_NS = NS_PER_S
-"""Refuse a frame whose slot is further ahead of this member's clock than Γ and this, and more than MAX_SLOTS_AHEAD
-slots ahead of the slot being delivered."""
+"""Refuse a frame if its slot is more than this time plus Γ ahead of this member's clock, and also more than
+MAX_SLOTS_AHEAD slots ahead of the slot being delivered."""
 
 MAX_SLOTS_AHEAD = 1 << 14
-"""Accept frames up to this many slots ahead of delivery in any case: the sender may already use shorter slots."""
+"""Accept every frame up to this many slots ahead of the slot being delivered: its sender may use shorter slots."""
 
 
 def latency_bound_ns(timing: Timing) -> int:
@@ -99,7 +99,7 @@ class Vbr(VariableRateBase):
         # Delivering.
         self._rqueues = {member: Rqueue() for member in policy.view.members}
         self._final_slots: dict[int, int] = {}
-        """The last slot of each leaving member."""
+        """By member that is leaving, its last slot."""
         self._bursts: dict[int, int] = {}
         self._deliver_slot = 0
         self._current = self._count = self._index = 0
@@ -120,15 +120,15 @@ class Vbr(VariableRateBase):
 
     @property
     def settings_agreed(self) -> list[SettingsAgreed]:
-        """Settings in effect from the slot being entered on; the stack drains this list."""
+        """The agreed settings to apply from the slot being entered on; the stack empties this list."""
         return self.schedule.settings_agreed
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """app-mcast: accept as many messages, from the first on, as the slot that `now` lies in has room for.
+        """Accept as many messages, from the first on, as the current slot has room for (paper 000: app-mcast).
 
-        Returns their number. Full frames leave at once, the rest with the end-of-slot mark.
+        Returns how many were accepted. Full frames leave at once, the rest with the end-of-slot mark.
         """
         if not self._confirm_slots(now) or Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
@@ -201,7 +201,10 @@ class Vbr(VariableRateBase):
             self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """The earliest of: the next HELLO, the end of the slot being sent, when the slot being delivered is late."""
+        """When `wake` is due next; None if no timer is set.
+
+        It is the earliest of: the next HELLO, the end of the slot being sent, when the slot being delivered is late.
+        """
         due = self.exchange.next_hello_at
         if self.mode is Mode.DELIVER_MESSAGES:
             times = [] if due is None else [due]
@@ -214,9 +217,9 @@ class Vbr(VariableRateBase):
         return due
 
     def leave(self, now: int) -> None:
-        """Make this slot our last one, or the next slot if this slot's mark has been sent.
+        """Leave the group after this slot, or after the next one if this slot's end-of-slot mark has been sent.
 
-        A member that its peers already expect has to send its first slot; that is its last one too.
+        If peers already expect this member's first slot, it sends that slot, which is its last one too.
         """
         if self.mode is Mode.DET_RATE and self._is_expected_by_peers():
             self._leaving = True
@@ -230,9 +233,9 @@ class Vbr(VariableRateBase):
             self._deliver_ready_slots(now)
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: use `rate` from the next slot on; until then the larger of both rates is reserved.
+        """Use `rate` from the next slot on (paper 000: new-rate). Until then, reserve for the larger of both rates.
 
-        Raises ReservationRefused, and changes nothing, if the network has no room for it.
+        Raises ReservationRefused, and changes nothing, if the network has no room for the new rate.
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             self._policy.check_rate(rate)
@@ -242,8 +245,8 @@ class Vbr(VariableRateBase):
     def change_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
         """Ask the group for slots of another length, and reserve another rate of our own to go with them.
 
-        A TimingChange event tells when they are in effect. Until then both needs are reserved. InvalidOption and
-        ReservationRefused change nothing.
+        A TimingChange event tells when the new slots are in effect. Until then, bandwidth for both the old and the new
+        slots is reserved. If this raises InvalidOption or ReservationRefused, nothing has changed.
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             check_slot_length(theta_ns)
@@ -254,7 +257,7 @@ class Vbr(VariableRateBase):
     def request_settings(self, now: int, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
         """Tell the group which settings this member, or a departed `member`, needs.
 
-        A newer request replaces an unsent one, unless that was to be kept.
+        A newer request replaces one that is not sent yet, unless that one was made with `keep`.
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             self._catch_up(now)
@@ -263,7 +266,7 @@ class Vbr(VariableRateBase):
     # -- starting and leaving --------------------------------------------------------------------------------
 
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: every member's rate and first slot are known."""
+        """Start delivery if every member's rate and first slot are known (paper 000: start-deliver)."""
         if self.mode is Mode.DET_RATE and self.exchange.complete:
             self._begin_delivery(now, self.exchange.first_slot(), report_view=True)
 
@@ -312,7 +315,7 @@ class Vbr(VariableRateBase):
         pacer.record_sent(messages, payload_bytes)
 
     def _close_slot(self, now: int, last: FramePayload | None = None) -> None:
-        """Send the end-of-slot mark: `last`, else the messages held back, else an empty frame.
+        """Send the end-of-slot mark: on `last` if given, else on the messages held back, else on an empty frame.
 
         If there are requests to send, the mark carries them, and the messages leave in a frame before it.
         """
@@ -332,7 +335,7 @@ class Vbr(VariableRateBase):
         self._slot_closed = True
 
     def _send_frame(self, now: int, payload: FramePayload, flags: int) -> None:
-        """Send the next frame of the slot, also to ourselves."""
+        """Send the next frame of the slot to all members, including this one."""
         if self._slot_closed:
             self.check_send()
         slot, number, burst = self._send_slot, self._next_frame_number, self.schedule.pacer.rate.burst
@@ -347,7 +350,7 @@ class Vbr(VariableRateBase):
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver_ready_slots(self, now: int) -> None:
-        """deliver and handle-dummy: go on until the next frame in the order has not arrived."""
+        """Deliver until the next frame in the order has not arrived yet (paper 000: deliver, handle-dummy)."""
         if not self._confirm_slots(now):
             return
         while self.mode is Mode.DELIVER_MESSAGES:
@@ -408,7 +411,7 @@ class Vbr(VariableRateBase):
         Another member may have delivered that slot already.
         """
         if self._slot_closed:
-            text = f"a frame leaves in slot {self._send_slot}, whose end-of-slot mark has left before"
+            text = f"a frame leaves in slot {self._send_slot}, whose end-of-slot mark has already been sent"
             raise InvariantViolated("end of slot", self._policy.member, text, "an open slot", "a closed one")
 
     def check_delivery(self, sender: int) -> None:
@@ -418,13 +421,13 @@ class Vbr(VariableRateBase):
         """
         slot, last_slot = self._deliver_slot, self._last_delivered_slot
         if slot <= last_slot:
-            text = "a delivery goes back in the order of slots and members"
+            text = "a delivery comes after one of a later slot, or of a later member of the same slot"
             expected = f"at least slot {last_slot}, member {self._last_delivered_sender}"
             raise InvariantViolated("order", self._policy.member, text, expected, f"slot {slot}, member {sender}")
         self._last_delivered_slot = slot
 
     def _on_end_of_slot_mark(self, sender: int, mark: Frame) -> None:
-        """A mark that announces a departure or carries requests is being delivered."""
+        """Handle an end-of-slot mark that announces its sender's departure or carries requests."""
         if mark.flags & LEAVING:
             self._final_slots[sender] = mark.slot
         if mark.flags & SETTING_REQUEST:
@@ -460,7 +463,7 @@ class Vbr(VariableRateBase):
             self._next_view(slot, departed)
 
     def _adopt_schedule(self, grid: SlotGrid) -> None:
-        """Use `grid` from now on, and tell later HELLOs how often the slot length has changed."""
+        """Use the slot schedule `grid` from now on. Later HELLOs say how often the slot length has changed."""
         violation = self.schedule.adopt(grid)
         self.window_slots = self.schedule.window_slots(self._deliver_slot)
         if violation is not None:
@@ -468,7 +471,7 @@ class Vbr(VariableRateBase):
         self.exchange.slot_changes = grid.changes
 
     def _report_timing(self) -> None:
-        """Between two slots: report a new slot length before the first message of such a slot is delivered."""
+        """Report a new slot length before the first message of a slot of that length is delivered."""
         if self.grid.theta_of(self._deliver_slot) != self._reported_timing.theta_ns:
             self._reported_timing = timing = self.grid.timing_of(self._deliver_slot)
             self.window_slots = self.schedule.window_slots(self._deliver_slot)
@@ -489,8 +492,8 @@ class Vbr(VariableRateBase):
             return
         frames = self._rqueues[sender].slots.get(slot)
         missing = frames.missing() if frames is not None else []
-        lacks = f"frames {missing} of slot {slot} are missing" if missing else f"slot {slot} has not ended"
-        text = f"waiting for member {sender}: {lacks} Δ+Γ after its end"
+        lacks = f"frames {missing} have" if missing else "its end-of-slot mark has"
+        text = f"waiting for member {sender}: slot {slot} is late, {lacks} not arrived Δ+Γ after the end of the slot"
         self.events.append(Violation(ViolationKind.LATE, text, sender, slot))
 
     # -- rules that differ where members may fail -------------------------------------------------------------
@@ -502,13 +505,14 @@ class Vbr(VariableRateBase):
         return self.exchange.has_named_first_slot
 
     def _confirm_slots(self, now: int) -> bool:
-        """Whether our slots are known to be the group's: the exchange has made sure of it before the first slot."""
+        """Whether our slot schedule is known to be the group's: always, since HELLOs settled it before."""
         return True
 
     def _blocked(self) -> bool:
-        """Whether the slot being sent has to wait for delivery.
+        """Whether this member must deliver more slots before it may end the slot that it sends in.
 
-        A mark also says that its sender is not far behind with delivering; otherwise queues would have no bound.
+        An end-of-slot mark also says that its sender is not far behind with delivering. Without this rule queues would
+        have no bound.
         """
         return self._send_slot >= self._deliver_slot + 2 * self.window_slots
 
@@ -517,11 +521,11 @@ class Vbr(VariableRateBase):
         return False
 
     def _may_finish_slot(self, now: int) -> bool:
-        """Whether a slot that all members have ended may be finished now: always, since no member may still join it."""
+        """Whether a slot that all members have ended may be finished: always, since no member joins a running group."""
         return True
 
     def _send_schedule_to_newcomers(self, now: int, requested_in: int) -> None:
-        """Send an agreed schedule to members that joined after the request: there are none."""
+        """Do nothing: no member joins a running group, so none needs to be sent an agreed slot schedule."""
 
     def _next_view(self, delivered_slot: int, departed: tuple[int, ...]) -> None:
         """Set the view of the next slot: without the members whose last slot has been delivered."""
@@ -535,14 +539,14 @@ class Vbr(VariableRateBase):
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The last slot that a correct sender may be in."""
+        """The last slot that a frame arriving now may belong to; frames of later slots are refused."""
         ahead = self.grid.slot_of(now + self.grid.gamma_ns + HORIZON_NS) + 1
         return max(ahead, self._deliver_slot + MAX_SLOTS_AHEAD)
 
     # -- questions -------------------------------------------------------------------------------------------
 
     def bound_ns(self) -> int:
-        """The latency bound for the longest slots that an accepted or undelivered message may be in."""
+        """The latency bound of every message accepted or not delivered yet: that of the longest slot it may be in."""
         lengths = self.grid.lengths_from(self._deliver_slot)
         return max(self.bound_of(Timing(self.grid.delta_ns, self.grid.gamma_ns, theta_ns)) for theta_ns in lengths)
 

@@ -53,7 +53,7 @@ MAX_SETTING_REQUESTS = 32
 """An end-of-slot mark carries at most this many setting requests."""
 
 REQUEST_REPEATS = 4
-"""Where gaps are possible, this many marks carry a setting request after the first one."""
+"""Where gaps are possible, a member repeats a setting request in this many end-of-slot marks after the first one."""
 
 
 def effective_slot(grid: SlotGrid, requested_in: int) -> int:
@@ -86,16 +86,16 @@ class SlotChange:
 
     def __init__(self) -> None:
         self.requested_theta_ns: int | None = None
-        """The length that this member's application asks for, until the group agrees on it."""
+        """The slot length that this member's application asks for; None once the group has agreed on it."""
         self._granted_segment: Segment | None = None
-        """The segment that fulfils this member's request, until it is in effect."""
+        """The segment of the slot schedule that fulfils this member's slot request; None once it is in effect."""
         self._requested_in: int | None = None
-        """The slot whose mark carried this member's last request."""
+        """The slot whose end-of-slot mark carried this member's last slot request; None if none was sent."""
         self._requests: dict[int, int] = {}
-        """The requested lengths in the slot being delivered, by member."""
+        """By member, the slot length that it requests in the slot being delivered."""
 
     def next_request(self, slot: int, grid: SlotGrid) -> int | None:
-        """The slot length that this member's mark of `slot` has to request, if any."""
+        """The slot length that this member's end-of-slot mark of `slot` has to request; None if it requests none."""
         first = grid.last_segment.first_slot
         if self._granted_segment is not None and slot >= self._granted_segment.first_slot:
             self._granted_segment = None
@@ -113,7 +113,7 @@ class SlotChange:
         self._requests[sender] = theta_ns
 
     def decide(self, slot: int, grid: SlotGrid) -> SlotGrid | None:
-        """The slots to come if delivering `slot` has decided a change; None if it has not."""
+        """The new slot schedule if the requests delivered in `slot` change the slot length; otherwise None."""
         if not self._requests:
             return None
         requests, self._requests = self._requests, {}
@@ -122,14 +122,14 @@ class SlotChange:
         return grid.with_slot_length(effective_slot(grid, slot), requests[min(requests)])
 
     def discard_requests(self) -> None:
-        """Forget the requests of the old schedule: this member switches to another one."""
+        """Forget the slot requests made under the old slot schedule, because this member switches to another one."""
         self._requests.clear()
         self._requested_in = None
 
     def on_agreed(self, grid: SlotGrid) -> None:
-        """The group has adopted `grid`: this member's request is fulfilled if the new slots have that length.
+        """The group has adopted the slot schedule `grid`: note whether it fulfils this member's slot request.
 
-        If `grid` replaces a granted change before that took effect, this member asks again.
+        If `grid` replaces a change that was granted to this member and is not in effect yet, this member asks again.
         """
         if self._granted_segment is not None and self._granted_segment not in grid.segments:
             self.requested_theta_ns, self._granted_segment = (
@@ -146,27 +146,31 @@ class SettingRequests:
     def __init__(
         self, member: int, members: Iterable[int], effective_slot_of: Callable[[int], int], max_per_frame: int
     ) -> None:
-        """`effective_slot_of` gives S for an origin; a mark or a JOIN carries at most `max_per_frame` requests."""
+        """`effective_slot_of` maps the slot in which a request is first sent to the slot of its effect.
+
+        An end-of-slot mark or a JOIN carries at most `max_per_frame` requests.
+        """
         self._member = member
         self._members = frozenset(members)
         self._effective_slot_of = effective_slot_of
         self._max_per_frame = max_per_frame
         self._unsent: dict[int, bytes] = {}
-        """Requests that the next mark originates, by the member that they are for."""
+        """By member, the setting request for it that this member sends first in its next end-of-slot mark."""
         self._unsent_kept: deque[bytes] = deque()
-        """Kept requests of this member: each originates in a slot of its own."""
+        """Unsent setting requests of this member that no newer one replaces; each is first sent in its own slot."""
         self._not_yet_effective: set[SettingRequest] = set()
         self._repeat_until: dict[SettingRequest, int] = {}
-        """The requests in our marks, and the last slot in which we repeat each."""
+        """The setting requests that our end-of-slot marks carry, and the last slot in which we repeat each."""
         self._latest_effective: dict[int, SettingRequest] = {}
         """By member, its last setting request that has taken effect."""
         self.missed: list[SettingRequest] = []
-        """Requests that reached this member after they had taken effect at the others."""
+        """Setting requests that reached this member after they had taken effect at the others."""
 
     def request(self, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
-        """Originate a request for this member, or for a departed `member`, in the next mark.
+        """Send a setting request for this member, or for a departed `member`, in the next end-of-slot mark.
 
-        A newer request replaces an unsent one, unless `keep`: kept requests are all sent, in order, first.
+        A newer request replaces one that is not sent yet. Requests with `keep` are never replaced: they are all sent,
+        in order, before the others.
         """
         if keep:
             self._unsent_kept.append(content)
@@ -174,7 +178,7 @@ class SettingRequests:
             self._unsent[self._member if member is None else member] = content
 
     def to_send(self, slot: int) -> list[SettingRequest]:
-        """The requests in our end-of-slot mark of `slot`."""
+        """The setting requests that our end-of-slot mark of `slot` carries, new and repeated ones."""
         kept = bool(self._unsent_kept)
         if kept:
             self._originate(slot, self._member, self._unsent_kept.popleft())
@@ -199,7 +203,7 @@ class SettingRequests:
             self._record(SettingRequest(slot, member, content))
 
     def receive(self, requests: Iterable[SettingRequest], slot: int | None) -> None:
-        """Process setting requests that arrived while this member sends in `slot`; None if it is not sending."""
+        """Process setting requests that arrived while this member sends in `slot`; None if it does not send yet."""
         for request in requests:
             latest = self._latest_effective.get(request.member)
             if (
@@ -220,7 +224,7 @@ class SettingRequests:
         )
 
     def pop_due(self, slot: int) -> list[tuple[SettingRequest, int]]:
-        """The requests in effect when this member enters `slot`, in order, each with its S."""
+        """Remove and return the setting requests in effect by `slot`, in order, each with the slot of its effect."""
         if not self._not_yet_effective:
             return []
         found = [(request, self._effective_slot_of(request.origin_slot)) for request in sorted(self._not_yet_effective)]
@@ -231,7 +235,10 @@ class SettingRequests:
         return due
 
     def snapshot(self) -> tuple[SettingRequest, ...]:
-        """The requests for a JOIN: the latest in effect of each member and all that are not; the newest if too many."""
+        """The setting requests for a JOIN: each member's latest one in effect, and all that are not in effect yet.
+
+        If a JOIN cannot carry that many, the newest ones.
+        """
         return tuple(sorted({*self._latest_effective.values(), *self._not_yet_effective})[-self._max_per_frame :])
 
 
@@ -250,16 +257,16 @@ class SenderReservation:
         self._next_rate: Rate | None = None
         """The rate that is in force from the next slot on; None if the rate does not change."""
         self._agreed_theta_ns: int | None = None
-        """The slot length that the group has agreed on, until it is in effect."""
+        """The slot length that the group has agreed on and that is not in effect yet; None if there is none."""
         self._requested_theta_ns: int | None = None
-        """The slot length that this member has asked for, and the rate that goes with it."""
+        """The slot length that this member has asked for, until it is in effect; None if there is none."""
         self._requested_rate: Rate | None = None
         self._is_insufficient = False
-        """Whether the network refused what this sender needs."""
+        """Whether the network refused the bandwidth that this sender needs."""
         self._reserve()
 
     def request_rate(self, rate: Rate) -> None:
-        """Reserve another rate from the next slot on; ReservationRefused changes nothing."""
+        """Reserve for another rate from the next slot on. If this raises ReservationRefused, nothing has changed."""
         before, self._next_rate = self._next_rate, rate
         try:
             self._reserve()
@@ -268,7 +275,7 @@ class SenderReservation:
             raise
 
     def request_slot(self, theta_ns: int, rate: Rate | None) -> None:
-        """Reserve for another slot length and the rate that goes with it; ReservationRefused changes nothing."""
+        """Reserve for another slot length and a rate for it. If this raises ReservationRefused, nothing has changed."""
         before, (self._requested_theta_ns, self._requested_rate) = (
             (self._requested_theta_ns, self._requested_rate),
             (theta_ns, rate),
@@ -280,14 +287,14 @@ class SenderReservation:
             raise
 
     def on_slot_agreed(self, theta_ns: int) -> None:
-        """Reserve for a slot length that the group has agreed on."""
+        """Reserve for a slot length that the group has agreed on; raises ReservationRefused if there is no room."""
         self._agreed_theta_ns = theta_ns
         self._reserve()
 
     def shrink_burst(self, theta_ns: int, refusal: ReservationRefused) -> str:
         """Reduce the burst to the largest one that the network grants for agreed slots of `theta_ns`.
 
-        Returns a sentence for the application.
+        Returns a sentence for the application that says what was refused and what the burst is now.
         """
         rate = self._next_rate or self._rate
         fits, above = 0, rate.burst
@@ -316,7 +323,7 @@ class SenderReservation:
         )
 
     def enter_slot(self, theta_ns: int) -> Rate | None:
-        """A slot of length `theta_ns` begins; returns the rate from this slot on if it changes."""
+        """A slot of length `theta_ns` begins. Returns the rate from this slot on; None if the rate does not change."""
         rate = self._next_rate
         if theta_ns == self._theta_ns and rate is None:
             return None
@@ -357,13 +364,13 @@ class SlotSchedule:
             max_per_frame,
         )
         self.settings_agreed: list[SettingsAgreed] = []
-        """Settings in effect from the slot being entered on; the stack drains this list."""
+        """The agreed settings to apply from the slot being entered on; the stack empties this list."""
         self._member = policy.member
         self._reservation = SenderReservation(policy, reserver)
         self.pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
 
     def request_rate(self, rate: Rate) -> None:
-        """Reserve another rate of this member from the next slot on."""
+        """Reserve for another rate of this member from the next slot on."""
         self._reservation.request_rate(rate)
 
     def request_slot_length(self, theta_ns: int, rate: Rate | None, send_slot: int) -> None:
@@ -386,13 +393,13 @@ class SlotSchedule:
         return MarkRequests(theta_ns or 0, tuple(setting_requests))
 
     def read_mark(self, sender: int, requests: MarkRequests) -> Sequence[SettingRequest]:
-        """A mark with requests is being delivered: record its slot-length request, return its setting requests."""
+        """Read an end-of-slot mark that is being delivered: record its slot request, return its setting requests."""
         if requests.theta_ns:
             self.slot_change.on_request(sender, requests.theta_ns)
         return requests.setting_requests
 
     def adopt(self, grid: SlotGrid) -> Violation | None:
-        """Use `grid` from now on; returns a violation if the network refuses what its slots need.
+        """Use the slot schedule `grid` from now on. Returns a violation if the network refuses the bandwidth for it.
 
         While the assumptions hold, `grid` differs only in slots that this member's clock has not reached.
         """
