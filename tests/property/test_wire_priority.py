@@ -101,5 +101,7 @@ def test_a_state_with_a_lock_of_an_unknown_message_is_refused() -> None:
     run_randomly(group, RandomStreams(3).stream("lock"))
     state = next(iter(group.peers.values())).core.state()
     broken = type(state)(**{**{f: getattr(state, f) for f in state.__slots__}, "tail_locks": (MessageRef(9, 9, 9),)})
-    with pytest.raises(Unreadable, match=r"\(9,9\) holds a lock or has an acknowledgment, but is not waiting"):
+    with pytest.raises(
+        Unreadable, match=r"\(9,9\) holds a lock or has an acknowledgment, but is not a joining message"
+    ):
         decode_state(encode_state(broken))

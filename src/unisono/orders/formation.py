@@ -40,7 +40,7 @@ def order_key(policy: Policy) -> int:
 
 
 class RateExchange:
-    """One member's part in the HELLO exchange."""
+    """One member's part in forming the group: it sends HELLOs and collects those of its peers."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RateExchange:
         self._refused_incarnations: dict[int, int] = {}
         """By peer that was refused because its clock is wrong, its incarnation at that time."""
         self.slot_changes = 0
-        """How many times the group has changed its slot length."""
+        """How many times the running group has changed its slot length; HELLOs carry this number."""
 
     def from_below(self, now: int, frame: Frame) -> Violation | None:
         """Process a HELLO that has arrived; returns a violation if the HELLO shows a new problem, otherwise None."""
@@ -159,9 +159,9 @@ class RateExchange:
                 return f"has {word} {theirs_value}, here it is {ours_value}"
         if hello.order_key and hello.order_key != order_key(policy):
             ours_text = policy.order + (" over reliable multicast" if policy.reliable is not None else "")
-            return f"has another order, or differs in reliable multicast; here it is {ours_text}"
+            return f"uses another order, or only one of us uses reliable multicast; here it is {ours_text}"
         if hello.members_key != members_key(self._policy.view.members):
-            return "has another list of members"
+            return "has another list of members; give all members the same peers"
         return None
 
     def _name_first_slot(self, now: int) -> None:
@@ -183,7 +183,7 @@ class RateExchange:
         self.next_hello_at = now + self._hello_interval_ns
 
     def stop(self) -> None:
-        """Every member has begun, since a slot is delivered: send no more HELLOs, unless members may restart."""
+        """Send no more HELLOs, unless members may restart. Called when a slot is delivered: every member has begun."""
         if not self._allow_restarts:
             self.next_hello_at = None
 
@@ -248,11 +248,11 @@ class RateExchange:
         return max(self._own_first_slot, *(hello.first_slot for hello in self._hellos.values()), 0)
 
     def missing(self) -> tuple[int, ...]:
-        """The peers that have sent no HELLO yet, or have not named their first slot."""
+        """The peers from which no HELLO has arrived yet, or whose HELLOs name no first slot yet."""
         return tuple(p for p in self._peers if p not in self._hellos or not self._hellos[p].first_slot)
 
     def rate(self, peer: int) -> Rate | None:
-        """The rate that a peer declared; None if no HELLO has arrived."""
+        """The rate that a peer declared; None if no HELLO of that peer has arrived."""
         hello = self._hellos.get(peer)
         return None if hello is None else Rate(hello.avg, hello.burst, hello.burst_bytes)
 

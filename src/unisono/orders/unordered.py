@@ -48,7 +48,7 @@ from unisono.wire.frame import (
 HORIZON_NS = NS_PER_S
 """Refuse frames of slots that start more than this time plus Γ ahead of this member's clock."""
 MAX_EARLY_FRAMES = 1 << 14
-"""How many frames are kept that arrive before this member knows that the group has started."""
+"""This many frames are kept at most that arrive before this member knows that the group has started."""
 MAX_PARTIAL_MESSAGES = 1 << 10
 """How many incomplete messages are kept per sender; beyond that the oldest one is dropped."""
 
@@ -75,7 +75,7 @@ class _PartialMessage:
         )
 
     def assemble(self) -> ReassembledMessage:
-        """The complete message."""
+        """The message, put together from its fragments in order. All of them must have arrived."""
         return ReassembledMessage([self.bodies[number] for number in sorted(self.bodies)])
 
 
@@ -94,7 +94,7 @@ class Unordered(VariableRateBase):
         self._pacer = ReservedPacer(policy, reserver, partial(reservation, policy))
         self._slot = self._next_frame_number = self._sequence = 0
         self._submissions_waiting = False
-        """Whether the declared rate did not allow some submitted messages; the application submits them again later."""
+        """Whether the declared rate held back some submitted messages; the application submits them again later."""
         self._leaving = False
         # Delivering.
         self._index = 0
@@ -169,7 +169,10 @@ class Unordered(VariableRateBase):
             self._submissions_waiting = False
 
     def wake_at(self) -> int | None:
-        """The earliest time of the next HELLO and, if messages or a new rate wait for it, of the next slot."""
+        """When `wake` is due next; None if no timer is set.
+
+        It is the earlier of the next HELLO and, if messages or a new rate wait for it, the start of the next slot.
+        """
         next_slot_at = None
         if self.mode is Mode.DELIVER_MESSAGES and (self._submissions_waiting or self._pacer.next_rate is not None):
             next_slot_at = max(self._timing.end_of(self._slot), self._timing.start_of(self.view.first_slot))
@@ -246,7 +249,7 @@ class Unordered(VariableRateBase):
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """The last slot that a frame arriving now may belong to."""
+        """The last slot that a frame arriving now may belong to; frames of later slots are refused."""
         return self._timing.slot_of(now + self._timing.gamma_ns + HORIZON_NS) + 1
 
     def bound_ns(self) -> int:

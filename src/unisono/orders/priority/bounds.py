@@ -16,18 +16,19 @@ REPORT_EVERY_MESSAGES = 16
 def queue_bound_ns(timing: Timing, *, coordinated: bool) -> int:
     """The time until a message is in the queues of all members, while no member fails and no datagram is lost.
 
-    One Δ each for the message, for its acknowledgments and, with a coordinator, for the decision.
+    It is 2Δ: one Δ for the message and one for its acknowledgments. With a coordinator it is 3Δ: the decision takes
+    another Δ.
     """
     return (3 if coordinated else 2) * timing.delta_ns
 
 
 def offer_priority(ask: Ask) -> Offer:
-    """What the order offers if members send acknowledgments to all members (paper 004, Figure 4)."""
+    """The priority order's offer to the planner if members send acknowledgments to all (paper 004, Figure 4)."""
     return _priority_offer(ask, "priority", coordinated=False)
 
 
 def offer_priority_coordinator(ask: Ask) -> Offer:
-    """What the order offers if members send acknowledgments to the sender, which decides (paper 004 §5)."""
+    """The priority order's offer if members send acknowledgments to a message's sender, which decides (004 §5)."""
     return _priority_offer(ask, "priority_coordinator", coordinated=True)
 
 

@@ -24,7 +24,8 @@ Urgency: TypeAlias = tuple[int, ...]
 class PriorityMessage:
     """A message with its priority and the logical clock (`stamp`) of its sender when it was sent.
 
-    `previous_sequence` is the sender's previous message of this priority; the message itself, if it is the first.
+    `previous_sequence` is the sequence of the sender's previous message of this priority. For the first message of a
+    priority, it is that message's own sequence.
     """
 
     ref: MessageRef
@@ -51,7 +52,7 @@ def urgency(message: PriorityMessage) -> Urgency:
 
 @dataclass(slots=True)
 class QueuedMessage:
-    """An element of the queue and its lock set."""
+    """A message in the consumable queue and its lock set."""
 
     message: PriorityMessage
     urgency: Urgency
@@ -104,14 +105,15 @@ class ConsumableQueue:
         return [item.ref for item in tail]
 
     def locked_by(self, ref: MessageRef) -> list[MessageRef]:
-        """The queued messages that a waiting message has locked."""
+        """The queued messages that the joining message `ref` has locked."""
         return [item.ref for item in self._items if ref in item.locks]
 
     def insertion_point(self, common: Container[MessageRef], predecessor: MessageRef) -> MessageRef:
         """The provisional insertion point: the first message of the common set, or `TAIL`.
 
-        Only the part of the common set behind the sender's previous message of this priority counts. If a member
-        acknowledged that previous message and crashed, it may stand further back than the common set allows.
+        Only the part of the common set behind `predecessor`, the sender's previous message of this priority, counts. If
+        a member acknowledged `predecessor` and then crashed, `predecessor` may stand further back in the queue than
+        the first message of the common set.
         """
         found = TAIL
         for item in reversed(self._items):
@@ -125,7 +127,7 @@ class ConsumableQueue:
         """Insert the message before the definitive insertion point, release its locks, and return that point.
 
         The message inherits the locks that more urgent messages hold on the provisional point. Then it moves ahead of
-        every less urgent message that no member had consumed (equation 6).
+        every less urgent message that no member had consumed (paper 004, equation 6).
         """
         items, level = self._items, urgency(message)
         at = len(items) if point == TAIL else self._index_of(point)
@@ -160,6 +162,6 @@ class ConsumableQueue:
         return self._items.pop(0).message
 
     def restore(self, items: Iterable[QueuedMessage], tail_locks: dict[MessageRef, Urgency]) -> None:
-        """Replace the contents by those of another member's queue."""
+        """Replace this queue's messages and locks by those of another member's queue."""
         self._items = list(items)
         self.tail_locks = dict(tail_locks)

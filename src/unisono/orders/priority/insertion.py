@@ -9,7 +9,7 @@ Corrections to the paper:
 
 - Insertion waits for the history set (004-1).
 - An acknowledgment that arrives before its message is kept (004-2).
-- No two messages are equally urgent (004-3, see `queue.urgency`).
+- No two messages are equally urgent (004-3, see `consumable_queue.urgency`).
 - Every member of the view must acknowledge. The histories of departed members still count (004-4, see below).
 - Only a member that crashes may differ from the others: a member that leaves in order reports its consumed history
   first, and no message is put before it (004-5).
@@ -79,7 +79,7 @@ class Received:
     message: PriorityMessage
     target_tail: MessageSet
     inherited: bool = False
-    """Whether it arrived with another member's state instead of by multicast."""
+    """Whether the message arrived with another member's state instead of by multicast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +91,23 @@ class Inserted:
 
 
 class Insertion:
-    """One member's lock, decision and insertion phases.
+    """One member's part in ordering messages: it locks, decides and inserts them, and consumes them.
 
-    The owner drains `to_multicast` and `to_unicast` after every call, and `steps` for the trace.
+    After every call, the owner sends the contents of `to_multicast` and `to_unicast` and empties them. It does the same
+    with `steps`, which go to the trace.
     """
 
     def __init__(self, member: int, incarnation: int, decision_mode: DecisionMode, *, report_every: int) -> None:
         self.decision_mode = decision_mode
         self.queue = ConsumableQueue()
         self.waiting: dict[MessageRef, PriorityMessage] = {}
-        """Messages that are received and not yet in the queue (the paper's W)."""
+        """The joining messages: received and not yet in the queue (paper 004: W)."""
         self.bags: dict[MessageRef, dict[MessageOrigin, Ack]] = {}
-        """A: acknowledgments per message. The message or its first acknowledgment opens the bag (erratum 004-2)."""
+        """By message, its bag: its acknowledgments, by sender (paper 004: A). They may precede the message (004-2)."""
         self.decisions: dict[MessageRef, InsertionDecision] = {}
-        """Decisions that wait for their history sets."""
+        """By message, its decision, which waits until this member has inserted the history set."""
         self.history = NO_MESSAGES
-        """H: messages consumed here and not known to be consumed by all."""
+        """The consumed history: messages consumed here and not known to be consumed by all (paper 004: H)."""
         self.members: tuple[MessageOrigin, ...] = ()
         self.position = 0
         """The number of messages consumed in the agreed order, here or by the member whose state was taken over."""
@@ -118,13 +119,13 @@ class Insertion:
         self._report_every = report_every
         self._unreported = 0
         self._next_sequences: dict[MessageOrigin, int] = {}
-        """The sequence after the last one received, by origin."""
+        """By origin (a member and its incarnation), the sequence of the next message to receive from it."""
         self._own_acks: dict[MessageRef, Ack] = {}
         """This member's acknowledgments of the waiting messages."""
         self._consumed_by: dict[MessageOrigin, MessageSet] = {}
-        """The known history of each member of the view, without the messages that all have consumed."""
+        """By member of the view, its consumed history as known here, without the messages that all have consumed."""
         self._consumed_by_all = NO_MESSAGES
-        """Messages that all have consumed: no history contains them, but a late acknowledgment may still name them."""
+        """Messages that all have consumed. No history here contains them; a late acknowledgment may still name them."""
         self._announced_decisions: set[MessageRef] = set()
         """Messages whose decision this member has multicast as their coordinator and not yet received."""
         self._view_id = 0
@@ -139,7 +140,7 @@ class Insertion:
     # -- from the application --------------------------------------------------------------------------------
 
     def send(self, sequence: int, priority: int, payload: bytes) -> PriorityMessage:
-        """Multicast a message of this member."""
+        """Multicast a message of this member, and return it."""
         self.clock += 1
         previous = self._last_sequence_sent.get(priority, sequence)
         self._last_sequence_sent[priority] = sequence
@@ -148,7 +149,7 @@ class Insertion:
         return message
 
     def consume(self) -> PriorityMessage | None:
-        """Consume, and so deliver, the first message of the queue (Figure 1). None if it is locked or missing."""
+        """Consume and return the first message of the queue (paper 004, Figure 1). None if it is locked or missing."""
         message = None if self._leaving else self.queue.consume()
         if message is None:
             return None
@@ -221,9 +222,10 @@ class Insertion:
                 self._fixed_prefix |= self._consumed_by[departed]
 
     def _discard_decisions(self) -> None:
-        """Discard waiting decisions, and acknowledgments that not every member has or will receive.
+        """Discard decisions not carried out yet, and acknowledgments that some member has not received and never will.
 
-        Bags of messages that have not arrived are dropped too: their senders have departed, so they never arrive.
+        Acknowledgments of messages that have not arrived are dropped too. The senders of those messages have departed,
+        so the messages never arrive.
         """
         self.decisions.clear()
         self._announced_decisions.clear()
@@ -261,7 +263,7 @@ class Insertion:
             self.to_unicast.append((to[0], ack))
 
     def coordinator(self, ref: MessageRef) -> MessageOrigin:
-        """The member that decides about a message: its sender, or the first member if the sender has departed."""
+        """The member that decides about a message: its sender, or the view's first member if the sender departed."""
         return ref.origin if ref.origin in self.members else self.members[0]
 
     # -- the decision ----------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ class Insertion:
             self.bags.setdefault(ack.ref, {})[origin] = ack
 
     def all_acknowledged(self, bag: dict[MessageOrigin, Ack]) -> bool:
-        """Whether every member of the view has acknowledged (erratum 004-4)."""
+        """Whether `bag` has an acknowledgment of every member of the view (erratum 004-4)."""
         return all(member in bag for member in self.members)
 
     def _decide_if_complete(self, ref: MessageRef) -> None:
@@ -307,7 +309,10 @@ class Insertion:
             ready = [decision for decision in self.decisions.values() if self.may_insert(decision)]
 
     def may_insert(self, decision: InsertionDecision) -> bool:
-        """Whether the history set (erratum 004-1) and the sender's previous message have been inserted here."""
+        """Whether a decided message may be inserted into the queue here.
+
+        Its history set (erratum 004-1) and its sender's previous message of the same priority must be inserted before.
+        """
         history, predecessor = decision.history, self.waiting[decision.ref].predecessor
         if predecessor != decision.ref and predecessor in self.waiting:
             return False
@@ -342,7 +347,7 @@ class Insertion:
         return self._drop_consumed_by_all()
 
     def _drop_consumed_by_all(self) -> MessageSet:
-        """Remove messages that every member of the view has consumed from the histories (§4.4). Returns them."""
+        """Remove from the histories the messages that every member has consumed, and return these (paper 004 §4.4)."""
         histories = [self._consumed_by.get(member, NO_MESSAGES) for member in self.members]
         by_all = histories[0] if histories else NO_MESSAGES
         for consumed in histories[1:]:
@@ -366,12 +371,12 @@ class Insertion:
     def _is_forgotten(self, origin: MessageOrigin) -> bool:
         """Whether an origin departed and all members had consumed all of its messages (erratum 004-9).
 
-        This member still knows the sequence numbers of every other departed origin.
+        Of every other departed origin, this member still knows the next sequence number.
         """
         return origin not in self._next_sequences and origin not in self.members
 
     def _forget_departed(self) -> None:
-        """Forget departed origins whose messages all members have consumed. Only when no message waits."""
+        """Forget departed origins whose messages all members have consumed; do nothing while a message is joining."""
         consumed = self._consumed_by_all.ranges
         kept = {
             origin: next_sequence
@@ -384,7 +389,7 @@ class Insertion:
     # -- state transfer (erratum 004-10) ---------------------------------------------------------------------
 
     def state(self) -> PriorityState:
-        """The state from which a newcomer continues as if it had been this member."""
+        """The state that a newcomer takes over, to continue as if it had been this member."""
         return PriorityState(
             position=self.position,
             clock=self.clock,

@@ -34,7 +34,8 @@ from unisono.wire.codec import (
 class MessageBody:
     """A message of the application: its sequence number, its priority and the sender's logical clock.
 
-    `previous_sequence` is the sender's previous message of this priority; the message itself, if it is the first.
+    `previous_sequence` is the sequence of the sender's previous message of this priority. For the first message of a
+    priority, it is that message's own sequence.
     """
 
     sequence: int
@@ -76,7 +77,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class FinalProgress:
-    """The last progress of a sender that is leaving: it consumes nothing more."""
+    """Reports the consumed history of a member that is leaving: it consumes nothing more."""
 
     history: MessageSet
 
@@ -95,18 +96,18 @@ _NUMBERS = struct.Struct("!BQHQQ")
 
 
 def encode_body(body: PriorityBody) -> bytes:
-    """Encode one body. A message of the application is coded by hand, for speed."""
+    """Encode one message of the priority order. Application messages have their own code here, for speed."""
     if isinstance(body, MessageBody):
         return _NUMBERS.pack(_MESSAGE, body.sequence, body.priority, body.stamp, body.previous_sequence) + body.payload
     return _BODIES.encode(body)
 
 
 def decode_body(data: bytes) -> PriorityBody:
-    """Decode one message body; raises Unreadable if it is malformed."""
+    """Decode one message of the priority order; raises Unreadable if it is malformed."""
     if data[:1] != bytes((_MESSAGE,)):
         return _BODIES.decode(data)
     if len(data) < _NUMBERS.size:
-        raise Unreadable(f"a message has {len(data)} bytes, but its header alone needs {_NUMBERS.size}")
+        raise Unreadable(f"a priority message has {len(data)} bytes, but its header alone needs {_NUMBERS.size}")
     _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
     if priority > PRIORITY_MAX or max(sequence, stamp) >= SEQUENCE_LIMIT or previous > sequence:
         raise Unreadable(
@@ -140,7 +141,7 @@ class ReceivedAck(NamedTuple):
 
 
 class ConsumedHistory(NamedTuple):
-    """The messages that a member has consumed."""
+    """A member, and the messages that it has consumed."""
 
     origin: MessageOrigin
     history: MessageSet
@@ -148,19 +149,19 @@ class ConsumedHistory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PriorityState:
-    """The state of one member of the order, as a newcomer takes it over."""
+    """The state of one member of the priority order, which a newcomer takes over."""
 
     position: int
-    """The number of messages of the agreed order that precede the queue."""
+    """The number of messages in the agreed order before the first message of the queue."""
     clock: int
     next_messages: tuple[MessageRef, ...]
-    """The next message to receive of each origin."""
+    """For each origin (a member and its incarnation), the next message to receive from it."""
     queue: tuple[QueueEntry, ...]
     tail_locks: tuple[MessageRef, ...]
     waiting: tuple[QueueEntry, ...]
-    """Messages received and not inserted yet."""
+    """The joining messages: received and not in the queue yet."""
     acks: tuple[ReceivedAck, ...]
-    """Acknowledgments of the waiting messages."""
+    """Acknowledgments of the joining messages."""
     history: MessageSet
     consumed_by: tuple[ConsumedHistory, ...]
     consumed_by_all: MessageSet
@@ -181,7 +182,7 @@ class _Body(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[PriorityBody, int]:
         found = decode_body(body[at:])
         if not isinstance(found, self._expected):
-            raise Unreadable(f"expected {self._expected.__name__}, found {type(found).__name__}")
+            raise Unreadable(f"{self.name}: expected {self._expected.__name__}, found {type(found).__name__}")
         return found, len(body)
 
 
@@ -194,7 +195,7 @@ class _Refs(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRef, ...], int]:
         end = at + (items or 0) * REF_BYTES
         if end > len(body):
-            raise Unreadable(f"{self.name}: {items} references do not fit into {len(body) - at} bytes")
+            raise Unreadable(f"{self.name}: {items} references need {end - at} bytes, but {len(body) - at} are left")
         return tuple(decode_ref(body[start : start + REF_BYTES]) for start in range(at, end, REF_BYTES)), end
 
 
@@ -217,12 +218,15 @@ _STATE = Spec(
 
 
 def encode_state(state: PriorityState) -> bytes:
-    """Encode the order's state."""
+    """Encode the priority order's state for a newcomer."""
     return bytes((_STATE_VERSION,)) + _STATE.encode(state)
 
 
 def decode_state(data: bytes) -> PriorityState:
-    """Decode the order's state; raises Unreadable, also if a lock or an acknowledgment names no waiting message."""
+    """Decode the priority order's state; raises Unreadable if it is malformed or contradicts itself.
+
+    Every lock and every acknowledgment must be of a joining message.
+    """
     if data[:1] != bytes((_STATE_VERSION,)):
         raise Unreadable(f"the state has version {data[:1].hex()}; this release reads version {_STATE_VERSION}")
     state = _STATE.decode(data[1:])
@@ -230,7 +234,7 @@ def decode_state(data: bytes) -> PriorityState:
     named = {*state.tail_locks, *(ref for entry in state.queue for ref in entry.locks)}
     named |= {received.ack.ref for received in state.acks}
     if not named <= waiting:
-        raise Unreadable(f"{min(named - waiting)} holds a lock or has an acknowledgment, but is not waiting")
+        raise Unreadable(f"{min(named - waiting)} holds a lock or has an acknowledgment, but is not a joining message")
     return state
 
 
@@ -241,8 +245,10 @@ def encode_handover(state: PriorityState, application: bytes) -> bytes:
 
 
 def decode_handover(data: bytes) -> tuple[PriorityState, bytes]:
-    """Decode the order's state and the application's; raises Unreadable."""
+    """Decode the priority order's state and the application's state; raises Unreadable if the first is malformed."""
     if len(data) < _LENGTH.size:
-        raise Unreadable(f"a state transfer of {len(data)} bytes is too short for its length field")
+        raise Unreadable(
+            f"a state transfer of {len(data)} bytes is too short: its length field alone has {_LENGTH.size}"
+        )
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     return decode_state(data[_LENGTH.size : end]), data[end:]

@@ -64,13 +64,13 @@ from unisono.wire.codec import Unreadable
 from unisono.wire.frame import Frame, OutgoingMessages
 
 WINDOW = 64
-"""A sender may have this many messages of each priority that some member has not consumed."""
+"""Of each priority, a sender may have at most this many messages that some member has not consumed."""
 REJOIN_DELAY_NS = 200 * NS_PER_MS
 """An excluded member waits this long before it rejoins, because every return costs the others a view change."""
 
 
 class PriorityOrder:
-    """One member's part in the priority order."""
+    """One member's automaton of the priority order."""
 
     gap_free = True  # every member that stays consumes every message
     keeps_sending_to_departed = True  # a member outside the view may return
@@ -85,7 +85,7 @@ class PriorityOrder:
         window: int = WINDOW,
         views_for_rejoin: Callable[[Policy], ViewSynchrony] | None = None,
     ) -> None:
-        """`views_for_rejoin` makes the virtual synchrony of a new incarnation; without it, excluded members leave."""
+        """`views_for_rejoin` makes the virtual synchrony of a new incarnation. If None, an excluded member leaves."""
         self.down: list[Frame] = []
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class PriorityOrder:
         """The application whose state newcomers receive together with the order's."""
         self._decision_mode, self._views_for_rejoin = decision_mode, views_for_rejoin
         self._rejoin_at: int | None = None
-        """When this member rejoins, if it was excluded."""
+        """When this member rejoins after it was excluded; None if it does not wait to rejoin."""
         self._reserver = reserver
         self._views = views
         self._window = window
@@ -114,7 +114,7 @@ class PriorityOrder:
         self._outstanding: dict[int, int] = {}
         """By priority, the number of this member's messages that some member may not have consumed."""
         self._priorities: dict[int, int] = {}
-        """The priorities of the outstanding messages, by sequence number."""
+        """By sequence, the priority of each message of this member that some member may not have consumed."""
         self._window_was_full = False
         self._members: tuple[int, ...] = ()
         self._view_id = self._index = self._next_step_number = 0
@@ -122,11 +122,15 @@ class PriorityOrder:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Accept messages of priority 0. Returns how many."""
+        """Accept messages with priority 0, as far as the rate allows. Returns how many were accepted."""
         return self.submit_with_priority(now, messages, 0)
 
     def submit_with_priority(self, now: int, messages: Sequence[bytes], priority: int) -> int:
-        """Accept messages, from the first on, while the rate and this priority's window allow. Returns how many."""
+        """Accept messages with this priority, from the first on, and return how many were accepted.
+
+        The rate limits them, and so does the number of this member's messages of that priority that some member has not
+        consumed.
+        """
         if not self.running() or self._leaving:
             return 0
         slot = self._policy.timing.slot_of(now)
@@ -157,14 +161,17 @@ class PriorityOrder:
     def consumable(self) -> bool:
         """Whether `consume` would return a message.
 
-        During a view change it returns none: a member that is partitioned from the majority must not continue alone.
+        During a view change `consume` returns None: a member that is cut off from the majority must not continue alone.
         """
         first = self.insertion.queue.first
         ready = first is not None and not first.locks
         return ready and not self._leaving and not self._has_left and not self._views.blocked()
 
     def consume(self, now: int) -> Batch | None:
-        """Deliver the first message of the queue (Figure 1). None if the queue is empty, locked or blocked."""
+        """Deliver the first message of the queue (paper 004, Figure 1).
+
+        Returns None if the queue is empty, its first message is locked, or a view change is in progress.
+        """
         if not self.consumable() or (message := self.insertion.consume()) is None:
             return None
         ref = message.ref
@@ -200,7 +207,7 @@ class PriorityOrder:
         self._flush(now)
 
     def wake_at(self) -> int | None:
-        """The next time at which virtual synchrony, a sender that waits for the rate, or a rejoin needs `wake`."""
+        """When virtual synchrony, a waiting sender or a rejoin needs `wake` next; None if none of them does."""
         due = [at for at in (self._views.wake_at(), self._retry_at, self._rejoin_at) if at is not None]
         return min(due, default=None)
 
@@ -309,7 +316,7 @@ class PriorityOrder:
             self._views = self._views_for_rejoin(self._policy)
 
     def _release_window(self, now: int, consumed_by_all: MessageSet) -> None:
-        """Messages that every member has consumed no longer count against the windows."""
+        """Stop counting this member's messages that every member has consumed, so that it may send more (`WINDOW`)."""
         for first, last in consumed_by_all.ranges.get((self._policy.member, self._policy.incarnation), ()):
             for sequence in range(first, last + 1):
                 self._outstanding[self._priorities.pop(sequence)] -= 1
@@ -357,7 +364,7 @@ class PriorityOrder:
         return self._policy.incarnation
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """Change the rate. ReservationRefused leaves the old rate in force."""
+        """Change this member's rate. If this raises ReservationRefused, the old rate stays in force."""
         self._policy.check_rate(rate)
         self._reserver.reserve(reservation(self._policy, rate))
         self._paced_slot = self._policy.timing.slot_of(now)
@@ -387,7 +394,7 @@ class PriorityOrder:
         return queue_bound_ns(self._policy.timing, coordinated=self.insertion.decision_mode is DecisionMode.COORDINATOR)
 
     def waiting_for(self) -> tuple[int, ...]:
-        """All members until there is a view: before that, none is known to be present."""
+        """The members that this member waits for: all of them while it is in no view, otherwise none."""
         return () if self.running() else self._policy.view.members
 
     def running(self) -> bool:
@@ -408,7 +415,7 @@ class PriorityOrder:
 
 
 def build_priority_order(policy: Policy, reserver: Reserver) -> PriorityOrder:
-    """Build the order over membership, as the policy declares it."""
+    """Build the priority order that `policy` declares, on top of virtual synchrony."""
     mode = DecisionMode.COORDINATOR if policy.order == "priority_coordinator" else DecisionMode.ALL
     rejoin = partial(membership_of, founding=False) if policy.rejoin else None
     return PriorityOrder(policy, reserver, membership_of(policy), decision_mode=mode, views_for_rejoin=rejoin)
