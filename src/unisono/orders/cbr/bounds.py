@@ -36,9 +36,9 @@ def offer(ask: Ask) -> Offer:
     feasible = not why
     delta, gamma, period = (duration_text(ns) for ns in (timing.delta_ns, timing.gamma_ns, period_ns(rate)))
     why += [
-        f"latency from its turn: Δ+Γ = {delta} + {gamma} = {duration_text(turn_bound_ns(timing))} (Theorem 1)",
-        f"before its turn: the last of a burst of {ask.rate.burst} waits {ask.rate.burst} × {period} (1/rate)",
-        f"NetRate = AppRate = {rate} per second; dummies fill the turns without a message",
+        f"latency from a message's turn: Δ+Γ = {delta} + {gamma} = {duration_text(turn_bound_ns(timing))}",
+        f"before its turn, the last message of a burst of {ask.rate.burst} waits {ask.rate.burst} × {period} (1/rate)",
+        f"a member sends exactly {rate} messages per second; dummies fill the turns without a message",
     ]
     if ask.loss:
         why.append(f"the probability of {duration_text(ask.session_ns)} without a lost turn is {through:.6g}")

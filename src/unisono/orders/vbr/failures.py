@@ -107,7 +107,7 @@ class PendingJoins:
 
 
 class VbrGaps(Vbr):
-    """The VBR automaton of one member of a group whose members may fail."""
+    """One member's automaton of the order `vbr`, for a group whose members may fail."""
 
     gap_free = False  # a crash may leave gaps (Definition 2)
     keeps_sending_to_departed = True  # a member that timed out may return, and needs our frames for that

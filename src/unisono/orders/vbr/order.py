@@ -74,7 +74,7 @@ def latency_bound_ns(timing: Timing) -> int:
 
 
 class Vbr(VariableRateBase):
-    """The VBR automaton of one member."""
+    """One member's automaton of the order `vbr`, for a group whose members do not fail."""
 
     gap_free = True
     keeps_sending_to_departed = False  # a departed member does not come back
