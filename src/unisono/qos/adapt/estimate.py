@@ -36,7 +36,7 @@ class Estimate:
     def of(
         cls, loss: float, delays: Histogram, loss_burst: int = 0, gamma_ns: int = 0, certain_loss: float | None = None
     ) -> Estimate:
-        """The estimate with the delay model of these delays."""
+        """An estimate from these measurements; its delay model follows from the histogram `delays`."""
         return cls(loss, delays, EmpiricalDelay.of_histogram(delays), loss_burst, gamma_ns, certain_loss)
 
     def with_certain_loss(self) -> Estimate:
