@@ -46,9 +46,9 @@ from unisono.trace.table import Rows, Trace
 
 VIEW_ATOMICITY = "view_atomicity"
 ViewMembers = dict[int, tuple[MemberRunId, ...]]
-"""The members of each view."""
+"""The member runs that each view lists, by the number of the view."""
 InstallTimes = dict[MemberRunId, dict[int, int]]
-"""When each member run installed each view."""
+"""When each member run installed each view: by member run, then by the number of the view."""
 ReportViolation = Callable[[tuple[int, ...], str, tuple[MessageId, ...]], None]
 
 

@@ -26,7 +26,7 @@ class Estimate:
     loss: float
     delays: Histogram = field(compare=False)
     delay_model: DelayModel = field(compare=False)
-    """The delays as a distribution."""
+    """The measured delays as a distribution, for the formulas of reliable multicast."""
     loss_burst: int = 0
     gamma_ns: int = 0
     certain_loss: float | None = None

@@ -8,13 +8,14 @@ Three questions, for a group of n members, a network and a setting (ρ, η, ω):
 - How many broadcasts does one multicast cost? `expected_broadcasts`, an estimate; the paper only simulates this.
 - How likely is it that agreement fails because processes crash? f_n, equations (12) and (13).
 
-The formulas hold for any delay distribution; (2) is (1) for the exponential one. Errata: (6) is 1 at k = ρ by
-definition and (8) is the minimum over all k (002-4); (5) has k+1 factors (002-5); comparisons are ≥ (002-6); r_D has a
-limit below 1 (002-11), so negotiation may have to refuse.
+The formulas hold for any delay distribution; equation (2) is equation (1) for the exponential one. Corrections of the
+paper: equation (6) is 1 at k = ρ by definition, and equation (8) is the minimum over all k (erratum 002-4). Equation
+(5) has k+1 factors (erratum 002-5). Comparisons are ≥ (erratum 002-6). r_D has a limit below 1, so negotiation may have
+to refuse (erratum 002-11).
 
-The paper assumes independent delays. A host that stalls delays all copies at once, and then (3) and (4) promise too
-much. For a network with `delays_dependent`, every result here is a bound that holds for any dependence between delays;
-docs/negotiation.md has the argument.
+The paper assumes independent delays. A host that stalls delays all copies at once, and then equations (3) and (4)
+promise too much. For a network with `delays_dependent`, every result here is a bound that holds for any dependence
+between delays; docs/negotiation.md has the argument.
 """
 
 from __future__ import annotations
