@@ -541,7 +541,10 @@ def test_a_range_with_only_queue_steps_is_read_in_a_whole_run_check() -> None:
     slot = np.where(trace.kind == EventKind.QUEUE.code, 50, trace.slot)
     slot += 3 * ((trace.member == 2) & (trace.kind == EventKind.DELIVER.code) & (trace.index == 1))
     whole, _ = agree(replace(trace, slot=slot), "queued elsewhere", (1, 1))
-    assert whole["priority_accounting"].reason == "in words and by equation (1)"
+    assert (
+        whole["priority_accounting"].reason
+        == "breaks priority accounting (paper 004, P2) as stated in words and in equation (1)"
+    )
 
 
 def test_messages_that_lie_in_many_ranges_are_not_read_again_and_again() -> None:

@@ -105,7 +105,7 @@ def test_unchecked_parts_do_not_count_as_valid() -> None:
     cut_short = by_parts(foreign, 1, looked_at_rows=1).verdicts["integrity"]
     assert cut_short.status is Status.UNKNOWN
     counted = re.fullmatch(
-        r"the suspect parts of the run have ([\d,]+) rows, more than the 1 rows checked", cut_short.reason
+        r"the suspect message shards have ([\d,]+) rows, more than the 1 rows checked", cut_short.reason
     )
     assert counted is not None, cut_short.reason
     assert 1 < int(counted[1].replace(",", "")) <= len(foreign)

@@ -90,7 +90,7 @@ def test_an_urgent_message_that_did_not_overtake_a_queued_message_is_found() -> 
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
     verdict = priority_accounting(run.trace())
     assert verdict.status is Status.VIOLATED
-    assert verdict.reason == "in words and by equation (1)"
+    assert verdict.reason == "breaks priority accounting (paper 004, P2) as stated in words and in equation (1)"
     assert verdict.witness is not None
     assert verdict.witness.messages == (MessageId(1, 1, 0), MessageId(1, 1, 1))
     assert verdict.count == 2
@@ -102,7 +102,9 @@ def test_not_overtaking_a_message_before_it_is_queued_breaks_only_the_words() ->
     run.member(2, "R0", "Q0", "R1", "Q1", "D0", "D1")
     verdict = priority_accounting(run.trace())
     assert verdict.status is Status.VIOLATED
-    assert verdict.reason.startswith("in words; by equation (1)")
+    assert verdict.reason.startswith(
+        "breaks priority accounting (paper 004, P2) as stated in words; equation (1) does not apply"
+    )
 
 
 def test_overtaking_is_as_it_should_be_and_is_counted() -> None:

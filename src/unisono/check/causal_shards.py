@@ -92,7 +92,7 @@ def causal_in_shards(
         return clean_verdict
     part = load(suspect)
     if part is None:
-        text = f"{len(suspect)} parts of the run are suspect, too many to be read together"
+        text = f"{len(suspect)} message shards may violate causal order, too many to be read together"
         return unknown(NAME, Reason.TOO_MUCH_SUSPECT, text)
     verdict = causal(part)
     return verdict if verdict.status is Status.VIOLATED else clean_verdict
@@ -113,7 +113,7 @@ def _why_not_separable(shards: Sequence[CausalShardSummary]) -> str:
             missing_pairs |= before.runs_missing_messages
         for run_id, (index, _) in shard.index_ranges.items():
             if last_index.get(run_id, _LOWEST) >= index:
-                return f"member {run_id[0]} delivered messages of distant slots in alternation"
+                return f"member {run_id[0]} delivered messages of much later slots between those of earlier slots"
             if sent_ns.get(run_id, _LOWEST) > shard.first_delivery_ns[run_id]:
                 return f"member {run_id[0]} sent a message after it had delivered one of much later slots"
         for one, other in sorted(missing_pairs):

@@ -525,7 +525,7 @@ def _sent_by(rows: Rows, run_id: MemberRunId) -> Mask:
 def _passed_by(
     records: _MemberRecords, run_id: MemberRunId, messages: _Messages, own_deliveries: Rows, last_key: int
 ) -> Mask:
-    """A mask of the messages that the member passed, by a later delivery or by leaving without a crash."""
+    """A mask of the messages that the member passed: it delivered a later message, or left without a crash."""
     member_run, is_delivered = records.member_runs[run_id], messages.is_delivered
     passed: Mask = is_delivered & (messages.key < last_key)
     passed |= ~is_delivered & skipped_in_stream(messages.rows, own_deliveries)

@@ -31,7 +31,7 @@ from unisono.trace.table import Rows, Trace
 
 FINAL_ORDER, FINAL_AGREEMENT, EARLY_IN_FINAL = "final_order", "final_agreement", "early_in_final"
 GRACE_NS = 2_000_000_000
-"""The default time in which a delivery must become final."""
+"""The default time within which a delivery must become final."""
 EARLY, FINAL = "early", "final"
 
 

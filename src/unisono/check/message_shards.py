@@ -56,7 +56,10 @@ class MessageShard:
 
 @dataclass(frozen=True, slots=True)
 class VerdictSummary:
-    """A verdict without its witness. A text that differs from that of a clean shard only makes the shard suspect."""
+    """A verdict without its witness.
+
+    A shard whose summaries differ from those of a clean shard is suspect and is checked again.
+    """
 
     status: Status
     doubt: Doubt | None
@@ -81,11 +84,11 @@ class RunContext:
     timed_grade: str | None
     """The grade of the deliveries whose latency counts; None if there are no grades."""
     until_ns: int
-    """When the run ended; for promises about one grade, without the deliveries of other grades."""
+    """When the run ended. For promises about one grade, deliveries of other grades do not count."""
     last_logged: LastLogged
     bound_ns: int | None
     late_after_ns: int | None
-    """A delivery with a larger latency is late; None if that grade has no promised bound."""
+    """A delivery with a larger latency is late; None if the timed grade has no promised bound."""
     checks_causal: bool
     """Whether the run promised causal order."""
 
@@ -172,7 +175,10 @@ def _spans_by_stream(summaries: Sequence[RangeSummary], name: str) -> dict[Strea
 
 
 def _increasing_chain(spans: _Spans) -> _Spans:
-    """The longest chain of spans whose first numbers grow, so that a stray number does not cut a shard."""
+    """The longest chain of spans whose first sequence numbers grow.
+
+    It leaves out stray sequence numbers, so that they do not cut a shard.
+    """
     ends: list[int] = []  # for each length, the last span of the chain that ends lowest
     before: list[int] = []
     for at, (_, first, _) in enumerate(spans):
@@ -246,7 +252,7 @@ def check_shards(
         if len(chosen) < len(suspect) and verdict.status is not Status.VIOLATED:
             # A violation stands regardless of other messages; any other verdict would need all of them.
             total = sum(findings[number].rows for number in suspect)
-            why = f"the suspect parts of the run have {total:,} rows, more than the {max_suspect_rows:,} rows checked"
+            why = f"the suspect message shards have {total:,} rows, more than the {max_suspect_rows:,} rows checked"
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, why), figures=verdict.figures)
         verdicts[name] = verdict
     return verdicts

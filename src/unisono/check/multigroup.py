@@ -39,7 +39,7 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
 GRACE_DELAYS = 4
-"""After two groups are no longer related, answers to messages in transit may still arrive for this many delays."""
+"""How many delays later two groups may still answer messages in transit, once neither may send to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ class _TopologyHistory:
     def related(self, sender: int, receiver: int, from_ns: int, to_ns: int) -> bool:
         """Whether one of the two members regards their groups as related at some time from `from_ns` to `to_ns`.
 
-        Any other member of these groups that restarted after a crash counts too, because it starts with the old
-        topology and members answer a whole group.
+        Groups are related if one may send to the other. Any other member of these groups that restarted after a crash
+        counts too, because it starts with the old topology and members answer a whole group.
         """
         one, other = self._topology.group_of(sender), self._topology.group_of(receiver)
         returned = [member for member, at in self._first_crash_ns.items() if at <= to_ns]
@@ -244,11 +244,12 @@ class _TopologyHistory:
 def genuineness_over_time(
     topology: Topology, trace: Trace, send_times_ns: Mapping[tuple[int, int], Sequence[int]], max_pause_ns: int = 0
 ) -> Verdict:
-    """As `genuineness`, for a topology that changes: one of the two members regarded the other's group as related at
-    the time of sending, or just before.
+    """Check, for a topology that changes, that only related groups exchange datagrams.
 
-    `send_times_ns` has, by sender and receiver, the times of sending. After two groups are no longer related, messages
-    in transit are still answered: after some delays, or when a member that paused for at most `max_pause_ns` resumes.
+    Two groups are related if one of them may send to the other. At the time of sending, or just before, the sender or
+    the receiver must have regarded their groups as related. `send_times_ns` has the times of sending, by sender and
+    receiver. After two groups are no longer related, messages in transit are still answered: after some delays, or when
+    a member that paused for at most `max_pause_ns` resumes.
     """
     grace_ns = max_pause_ns + GRACE_DELAYS * (trace.meta.delta_ns + trace.meta.gamma_ns)
     talks, wrong = _TopologyHistory(topology, trace), []
@@ -264,13 +265,19 @@ def genuineness_over_time(
     if not wrong:
         return Verdict(GENUINENESS, Status.VALID)
     when, sender, receiver = min(wrong)
-    text = f"member {sender} sent to {receiver or 'all members'} at {when} ns, when their groups were not related"
+    if receiver == 0:
+        text = f"member {sender} sent to all members at {when} ns, without choosing groups that it may send to"
+    else:
+        text = (
+            f"member {sender} of {topology.group_of(sender)!r} sent to member {receiver} of "
+            f"{topology.group_of(receiver)!r} at {when} ns, when neither group was allowed to send to the other"
+        )
     nothing: tuple[MessageId, ...] = ()
     return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))
 
 
 def genuineness(topology: Topology, datagram_counts: Mapping[tuple[int, int], int]) -> Verdict:
-    """Check that groups that are not related exchange no datagrams.
+    """Check that two groups exchange datagrams only if one of them may send to the other.
 
     `datagram_counts` is by sender and receiver; receiver 0 means all members.
     """
@@ -282,10 +289,12 @@ def genuineness(topology: Topology, datagram_counts: Mapping[tuple[int, int], in
     if not wrong:
         return Verdict(GENUINENESS, Status.VALID, figures={"datagrams": sum(datagram_counts.values())})
     sender, receiver = wrong[0]
-    destination = "all members" if receiver == 0 else f"member {receiver} of {topology.group_of(receiver)!r}"
-    text = (
-        f"member {sender} of {topology.group_of(sender)!r} sent {datagram_counts[wrong[0]]} datagrams to {destination}"
-        ", but these groups are not related"
-    )
+    text = f"member {sender} of {topology.group_of(sender)!r} sent {datagram_counts[wrong[0]]} datagrams to "
+    if receiver == 0:
+        text += "all members, without choosing groups that it may send to"
+    else:
+        text += (
+            f"member {receiver} of {topology.group_of(receiver)!r}, but neither of these groups may send to the other"
+        )
     nothing: tuple[MessageId, ...] = ()
     return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))

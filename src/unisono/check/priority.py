@@ -1,4 +1,4 @@
-"""Promises of the priority order (paper 004): view-atomic multicast (§3.2) and priority accounting (P2).
+"""Promises of the priority order (paper 004): view-atomic multicast (§3.2) and priority accounting (its property P2).
 
 View atomicity: two members that both move from a view to the next have received the same messages in it. The check uses
 message rows with a view, and the VIEW rows that list members with their incarnations. In the priority order a message
@@ -13,11 +13,11 @@ this twice (erratum 004-6). In words: h comes before l if no process had deliver
 the check uses the first, and a witness says whether it breaks both.
 
 All members consume one sequence, so the messages that a member had consumed when it received h form a prefix of it.
-With R(h) the longest of these prefixes, P2 in words is: between R(h) and h there is no message of lower priority. A
-member that never received h counts with all that it consumed. Crashed members count in the premise, since l may have
-been consumed there, but not in the conclusion (erratum 004-5). If a member was killed and the end of its log is lost,
-its consumption at its last receptions is unknown, and those messages are not checked. If a log lacks deliveries, or a
-reception has no count, the verdict is unknown.
+Let R(h) be the longest of these prefixes over all members. Then P2 in words is: between R(h) and h there is no message
+of lower priority. A member that never received h counts with all that it consumed. Crashed members count in the
+premise, since l may have been consumed there, but not in the conclusion (erratum 004-5). If a member was killed and the
+end of its log is lost, its consumption at its last receptions is unknown, and those messages are not checked. If a log
+lacks deliveries, or a reception has no count of the messages consumed before it, the verdict is unknown.
 
 Runs that are too long to be read at once are checked by `check.priority_ranges`.
 """
@@ -46,9 +46,9 @@ from unisono.trace.table import Rows, Trace
 
 VIEW_ATOMICITY = "view_atomicity"
 ViewMembers = dict[int, tuple[MemberRunId, ...]]
-"""The members of each view."""
+"""The member runs that each view lists, by the number of the view."""
 InstallTimes = dict[MemberRunId, dict[int, int]]
-"""When each member run installed each view."""
+"""When each member run installed each view: by member run, then by the number of the view."""
 ReportViolation = Callable[[tuple[int, ...], str, tuple[MessageId, ...]], None]
 
 
@@ -81,7 +81,7 @@ def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: 
 def check_same_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
-    """Report members that moved to the next view with other messages than the other members, or without their own."""
+    """Report members that moved to the next view with other messages than the others, or without their own messages."""
     for run_id, own_views in installed.items():
         for view in own_views:
             if view + 1 not in own_views:
@@ -264,7 +264,11 @@ def violation_verdict(
 ) -> Verdict:
     """The verdict if `count` messages were not overtaken although they had to be; `first` is the first of them."""
     witness, both = _overtaking_witness(first, logs, priority)
-    text = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
+    text = "breaks priority accounting (paper 004, P2) as stated in words"
+    if both:
+        text += " and in equation (1)"
+    else:
+        text += "; equation (1) does not apply, because a member had not queued the less urgent message yet"
     reason = Reason.OVERTAKEN_IN_BOTH if both else Reason.OVERTAKEN_IN_WORDS
     return Verdict(PRIORITY_ACCOUNTING, Status.VIOLATED, witness, count, text, {"overtakings": overtakings}, reason)
 

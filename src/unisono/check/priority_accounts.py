@@ -117,7 +117,7 @@ def plan_windows(
 
 
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
-    """The facts about the logs that windows need, or why windows cannot decide anything."""
+    """The facts about the logs that the check of windows needs, or why no window can be decided."""
     known = member_runs(run.member_events)
     receptions: dict[MemberRunId, ReceptionSummary] = {}
     for summary in run.summaries:
@@ -152,7 +152,7 @@ def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
 
 
 def _removed_from_view_ns(views: Rows | None, member: int, last_ns: int) -> int:
-    """When a member first installed, at or after `last_ns`, a view without `member`."""
+    """The first time from `last_ns` on at which a view without `member` was installed."""
     if views is None:
         return AFTER_ALL_SLOTS
     noted = [(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist())]
@@ -171,7 +171,7 @@ def _check_whole_run(run: PriorityRun) -> Verdict:
             return priority_accounting(run.load_part(numbers, *kinds))
         except ReadLimitExceeded as error:
             raise ReadLimitExceeded(
-                f"the members' logs do not follow one sequence, and in the whole run {error}"
+                f"the members' logs do not follow one sequence, so the whole run must be read at once, but {error}"
             ) from error
 
     return unknown_if_too_large(PRIORITY_ACCOUNTING, check)
@@ -265,7 +265,7 @@ class _PriorityViolations:
                     self.add_if_broken(OvertakingConstraint(run_id, message, priority[message], since, log.end_slot))
 
     def _next_range_with_lower(self, first_slot: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
-        """The first range with less urgent messages from `first_slot` on, and their slots for each priority."""
+        """The first range from `first_slot` on with messages below `priority`, and their slots for each priority."""
         ahead = [
             (numbers[at], spans[at])
             for level, (numbers, spans) in self._slot_spans_by_priority.items()
@@ -283,7 +283,7 @@ class _PriorityViolations:
         return unclear and self._first_lower_slot(constraint.since_slot, constraint.priority) < constraint.end_slot
 
     def _first_lower_slot(self, first_slot: int, priority: int) -> int:
-        """The first slot from `first_slot` on with a less urgent message."""
+        """The first slot from `first_slot` on with a message less urgent than `priority`."""
         number, spans = self._next_range_with_lower(first_slot, priority)
         if any(first < first_slot for first, _ in spans):
             rows = self._deliveries(number)
@@ -333,7 +333,10 @@ def _accounting_verdict(
     findings: Sequence[WindowFinding],
     unread_reason: str,
 ) -> Verdict:
-    """The verdict from the windows if they can decide; `unread_reason` says why there are none."""
+    """The verdict of `priority_accounting`, from windows if they can decide it.
+
+    `unread_reason` says why no window was read.
+    """
     if isinstance(facts, Doubt):
         return no_violation(PRIORITY_ACCOUNTING, facts)
     if sequential_run.irregular_ranges or any(finding.unknown_reason for finding in findings):
@@ -346,7 +349,7 @@ def _accounting_verdict(
 
 
 CheckWindows = Callable[[Sequence[PriorityWindow], tuple[LogFacts, ...] | None], Sequence[WindowFinding]]
-"""Checks windows (`check_window`); without facts about the logs it only measures latencies."""
+"""A function that checks windows with `check_window`; without facts about the logs it only measures latencies."""
 
 
 def check_priority(

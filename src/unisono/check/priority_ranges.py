@@ -1,12 +1,13 @@
 """A run of the priority order of any length, checked from summaries of its ranges and from few rows.
 
 What each promise needs from the other ranges:
-- P1, total order: a log's indices continue from range to range, and no message is delivered in two ranges.
+- Total order (P1 of paper 004): a log's indices continue from range to range, and no message is delivered in two
+  ranges.
 - Integrity: the set of all messages sent; delivered messages outside it are checked on their own.
 - FIFO: for each log, sender and priority, the first and the last delivered sequence number.
-- P2, priority accounting: how far each member had consumed when it received a message. While all logs follow one
-  sequence of slots, that is a slot. A window of some ranges (`check.priority_windows`) then needs from other ranges
-  only the receptions of its messages and the last slot of each priority. Few messages wait across an edge, since
+- Priority accounting (P2 of paper 004): how far each member had consumed when it received a message. While all logs
+  follow one sequence of slots, that is a slot. A window of some ranges (`check.priority_windows`) then needs from other
+  ranges only the receptions of its messages and the last slot of each priority. Few messages wait across an edge, since
   senders have limited windows. If the logs do not follow one sequence, P2 is checked on the whole run, and is unknown
   if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is
   checked, and a diverging log counts up to the point where it diverges; this misses no violation.
@@ -83,7 +84,7 @@ class PriorityRun:
 
     @cached_property
     def incomplete_reason(self) -> Doubt | None:
-        """Why no promise can be shown to be kept; None if it can."""
+        """Why the trace cannot show that promises were kept; None if it can."""
         return dropped_rows_reason(self.member_events) or (
             None if any(summary.base.rows for summary in self.summaries) else NOTHING_RECORDED
         )

@@ -71,9 +71,9 @@ class PriorityRangeSummary:
     has_ungraded: bool
     """Whether some delivery has no grade."""
     ordered: bool
-    """Whether keys and messages are one to one, and keys grow with the index of each log."""
+    """Whether keys (slot, position in slot) and messages are one to one, and keys grow with the index in each log."""
     is_sequential: bool
-    """Whether, in addition, each log's slots are consecutive as its indices are, and each message has one priority."""
+    """Whether `ordered` holds, slots grow by one with each index of a log, and each message has one priority."""
     delivered_twice: MessageSet
     """Messages that some log delivered twice."""
     delivered: dict[MemberRunId, MessageSet]

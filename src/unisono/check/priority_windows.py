@@ -1,9 +1,10 @@
 """Priority accounting and latency of a window: the messages delivered in some neighbouring ranges.
 
 Windows are used only if all members consume one sequence. Then a slot says how far a member had consumed when it
-received h, and R(h) is the latest of these slots over the members. For each message, a window needs the last earlier
-slot with a less urgent message: if that is R(h) or later, P2 is broken. From outside the window it needs the receptions
-of its messages, which lie in few other ranges, and the last slot with a delivery of each priority.
+received a message h, and R(h) is the latest of these slots over the members. For each message h, a window needs the
+last earlier slot with a less urgent message: if that is R(h) or later, h should have overtaken that message, and
+priority accounting (P2 of paper 004) is broken. From outside the window it needs the receptions of its messages, which
+lie in few other ranges, and the last slot with a delivery of each priority.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated
 BEFORE_ALL_SLOTS = -1 << 62
 AFTER_ALL_SLOTS = 1 << 62
 MAX_UNDECIDED = 100_000
-"""A window reports at most this many constraints that it cannot decide."""
+"""A window reports at most this many overtaking constraints that it cannot decide."""
 Matrix = NDArray[np.int64]
 
 
@@ -47,7 +48,7 @@ class LogFacts:
     """For each crashed member whose log lacks its end, the time since which this member is in views without it."""
 
     def slot_after_consuming(self, consumed: int) -> int:
-        """The slot after the first `consumed` deliveries, counting only regular ones."""
+        """The slot after the first `consumed` deliveries of the log. Only deliveries in the common sequence count."""
         return (
             self.begin_slot + min(consumed, self.regular_deliveries)
             if consumed and self.regular_deliveries
@@ -56,7 +57,7 @@ class LogFacts:
 
     @property
     def slot_after_all(self) -> int:
-        """The slot after all regular deliveries of the log."""
+        """The slot after all deliveries of the log that follow the common sequence."""
         return self.slot_after_consuming(self.end_slot - self.begin_slot)
 
 
@@ -161,7 +162,7 @@ class _LogResult:
 
 
 def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _LogResult:
-    """Check one member; `last_lower` has, for each message, the last earlier slot with a less urgent one."""
+    """Check one member; `last_lower` has, for each message, the last earlier slot with a less urgent message."""
     log = window.logs[log_number]
     decidable, delivered = window.decidable(log_number), window.delivered_by(log)
     since = np.maximum(window.consumed_up_to(log, delivered), log.begin_slot)
@@ -202,7 +203,7 @@ class _WindowMessages:
         self.received: NDArray[np.bool_] = np.zeros((len(logs), count), dtype=bool)
         self.received_ns: Matrix = np.zeros((len(logs), count), dtype=np.int64)
         self._consumed_slots: Matrix = np.empty((len(logs), count), dtype=np.int64)
-        """The slot after each member's consumption when it received each message."""
+        """By member and message: the slot up to which the member had consumed when it received the message."""
         self._counts_for: NDArray[np.bool_] = np.empty((len(logs), count), dtype=bool)
         for number, log in enumerate(logs):
             own = np.flatnonzero(
@@ -237,7 +238,7 @@ class _WindowMessages:
         return consumed
 
     def last_lower(self, last_slots_by_priority: Mapping[int, int]) -> Ints:
-        """For each message, the last earlier slot with a less urgent one."""
+        """For each message, the last earlier slot with a less urgent message."""
         result: Ints = np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
         for level in np.unique(self.priority).tolist():
             carried = max(
@@ -264,7 +265,7 @@ class _WindowMessages:
         return inside
 
     def smallest_message(self, rows: Ints) -> int:
-        """Of these rows, the one with the smallest message."""
+        """The row, among `rows`, whose message has the smallest id."""
         columns = (self.messages.sequence, self.messages.sender_incarnation, self.messages.sender)
         return int(rows[np.lexsort([column[rows] for column in columns])[0]])
 

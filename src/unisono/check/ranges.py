@@ -218,7 +218,7 @@ def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _Load
 
 
 def latency_verdict(measured: LatencySummary, bound_ns: int, doubt: Doubt | None) -> Verdict:
-    """The verdict for these latencies; `doubt` says why there could be others."""
+    """The verdict for these latencies; `doubt` says why some latencies may be missing, or is None."""
     quantile = measured.histogram.quantile
     figures = {
         "deliveries": measured.deliveries,
@@ -274,7 +274,7 @@ def _spans_by_run(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], li
 
 
 def _interleaved_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
-    """The ranges of a log whose indices overlap: only together do they show the log's order."""
+    """The ranges of slots in which a log's indices overlap. Only together do these ranges show the log's order."""
     found: set[int] = set()
     for spans in _spans_by_run(summaries).values():
         found |= overlapping([(number, span.first_index, span.last_index) for number, span in spans])
@@ -354,7 +354,10 @@ def _cross_range_messages(run: SummarizedRun) -> _CrossRangeMessages:
 
 
 def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int]:
-    """The ranges that may contain the sends of these deliveries, matched there with other deliveries."""
+    """The ranges that may contain the sends of these deliveries.
+
+    A send is not among its range's unmatched sends if a delivery of the same message in that range matched it.
+    """
     wanted: dict[tuple[int, int], set[int]] = {}
     columns = (deliveries.sender, deliveries.sender_incarnation, deliveries.sequence)
     for sender, incarnation, sequence in zip(*(column.tolist() for column in columns), strict=True):

@@ -53,7 +53,10 @@ class DeclaredRates:
 
 @dataclass(frozen=True, slots=True)
 class SlotUsage:
-    """How many messages each sender has in each slot, sorted by sender and slot, and the sequence of the last one."""
+    """How many messages each sender has in each slot, and the sequence number of the last.
+
+    The entries are sorted by sender and slot.
+    """
 
     sender: Ints
     incarnation: Ints

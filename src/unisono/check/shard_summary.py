@@ -394,7 +394,7 @@ def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
 
 
 def _histogram(latencies_ns: Ints, largest: int) -> Histogram:
-    """The latencies, counted by units first: there are many of them."""
+    """A histogram of the latencies. There are many, so they are first counted in units of 1024 ns."""
     units = np.maximum(latencies_ns, 0) >> _UNIT_BITS
     if largest < _MAX_COUNTED_NS:
         counts = np.bincount(units)

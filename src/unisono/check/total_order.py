@@ -61,7 +61,9 @@ class StreamSpan:
 class OrderSummary:
     """The order within one range of slots, and its edges.
 
-    `dense` is the first half of condition 1, `ordered` is the rest. `distinct` means that no index occurs twice.
+    `dense` means that each log has all indices from its first to its last. `distinct` means that no index of a log
+    occurs twice. `ordered` means that keys (slot, place) grow in each log, each key has one message, and the sequence
+    numbers of each sender grow with the keys.
     """
 
     rows: int
@@ -134,7 +136,7 @@ def summarize_order(deliveries: Rows) -> OrderSummary:
 
 
 def is_dense_from_zero(summary: OrderSummary) -> bool:
-    """Whether each log is dense and starts at index 0: the first half of condition 1 for a whole run."""
+    """Whether each log has all indices from 0 to its last."""
     return summary.dense and all(log.first_index == 0 for log in summary.logs)
 
 
@@ -159,7 +161,7 @@ def total_order(trace: Trace) -> Verdict:
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
-    """Why the keys are not in order; None if repeated or FIFO-inverted messages are the only cause."""
+    """Why the keys (slot, place) are not in order; None if only repeated or FIFO-inverted messages cause it."""
     (message,) = message_codes(deliveries)
     _, firsts = np.unique(packed(log_codes(deliveries), message), return_index=True)
     rows = deliveries.select(np.sort(firsts))
@@ -248,7 +250,7 @@ def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
 
 
 def _key_contradiction(rows: Rows) -> Witness | None:
-    """The first contradiction among the keys of first deliveries, or None."""
+    """The first contradiction among the keys (slot, place) of first deliveries, or None."""
     log, key = log_codes(rows), key_codes(rows)
     (message,) = message_codes(rows)
     falls = np.flatnonzero((np.diff(key) <= 0) & ~group_starts(log)[1:])

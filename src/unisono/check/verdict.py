@@ -26,11 +26,11 @@ class Reason(StrEnum):
     GRADES_MIXED = "grades_mixed"
     """Deliveries of several grades, or with and without a grade, cannot be checked together."""
     INDEX_MISSING = "index_missing"
-    """A log lacks deliveries."""
+    """A member's log lacks deliveries: an index is missing."""
     INDEX_TWICE = "index_twice"
     """Two deliveries of a log have the same index."""
     KEYS_CONTRADICT = "keys_contradict"
-    """The keys contradict each other, although no two members disagree."""
+    """The keys (slot, place) of deliveries contradict each other, although no two members disagree."""
     LOG_NOT_WHOLE = "log_not_whole"
     """A log was not closed, lacks rows, or lacks required information."""
     MEMBERS_DISAGREE = "members_disagree"
@@ -41,7 +41,7 @@ class Reason(StrEnum):
     """The run promised no latency bound."""
     NOTHING_RECORDED = "nothing_recorded"
     NO_RECEPTIONS = "no_receptions"
-    """Deliveries were recorded, but no receptions."""
+    """Deliveries were recorded, but no receptions, which the check needs."""
     NO_VIEWS = "no_views"
     """No agreed view was recorded."""
     OVERTAKEN_IN_BOTH = "overtaken_in_both"
@@ -149,7 +149,7 @@ def no_violation(name: str, doubt: Doubt | None, figures: Mapping[str, int] | No
 
 
 def unknown(name: str, reason: Reason, text: str) -> Verdict:
-    """The verdict if the trace cannot tell."""
+    """The verdict `unknown`: the trace cannot tell whether the promise was kept."""
     return no_violation(name, Doubt(reason, text))
 
 

@@ -1,7 +1,7 @@
 """How much a measured share says: exact binomial statistics for SLA evaluation and network estimates.
 
-Losses are rare and many links are evaluated at once, so the far end of the tail decides. A normal approximation would
-report far too many violations there.
+Losses are rare and many links are evaluated at once, so the far end of the binomial tail decides. A normal
+approximation would report far too many violations there.
 """
 
 from __future__ import annotations

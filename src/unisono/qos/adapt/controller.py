@@ -55,10 +55,10 @@ class Mechanism(Protocol[Setting]):
         """All settings to try, cheapest first; with an estimate, only those that make sense on that network."""
 
     def best(self, estimate: Estimate) -> Setting:
-        """The setting that comes closest to the promise if none keeps it."""
+        """The setting that comes closest to the promise, for a network on which no setting keeps it."""
 
     def possible_guarantee(self, estimate: Estimate) -> str:
-        """What can be guaranteed instead, in words."""
+        """What the mechanism can guarantee on a network on which no setting keeps the promise, in words."""
 
     def text(self, setting: Setting) -> str:
         """The setting in words."""
@@ -73,7 +73,7 @@ def cheapest(mechanism: Mechanism[Setting], estimate: Estimate) -> Setting | Non
 
 @dataclass(frozen=True, slots=True)
 class RedundancyMechanism:
-    """Adjusts ρ, η and ω of reliable multicast. The promise: with probability R all members get a message in time D."""
+    """Adjusts ρ, η and ω of reliable multicast. The promise: all members get a message within D with probability R."""
 
     members: int
     promise: Target
@@ -102,12 +102,12 @@ class RedundancyMechanism:
         return setting.rho + 1
 
     def settings(self, estimate: Estimate | None = None) -> Iterator[Redundancy]:
-        """Fewest copies first, then the longest η, which causes the fewest unnecessary take-overs.
+        """The settings to try: fewest copies first, then the longest η, which causes the fewest unnecessary take-overs.
 
-        Copies protect against losses. The formula r_D assumes independent delays, so it predicts that more and faster
-        copies also help against long delays. In reality copies wait in the same queue and make it longer. An estimate
-        therefore limits the settings: no more copies than its losses need, and η + ω no shorter than the spread of its
-        delays, because receivers would otherwise take over messages that are only late.
+        Copies protect against losses. The formula of r_D assumes independent delays, so it predicts that more and
+        faster copies also help against long delays. In reality copies wait in the same queue and make it longer. An
+        estimate therefore limits the settings: no more copies than its losses need, and η + ω no shorter than the
+        spread of its delays, because receivers would otherwise take over messages that are only late.
         """
         fixed, rho_most, delay_spread_ns = self.declared, self.rho_most, 0
         if estimate is not None:
@@ -128,7 +128,7 @@ class RedundancyMechanism:
                     yield Redundancy(rho, eta_ns, int(self.omega_per_eta * eta_ns))
 
     def best(self, estimate: Estimate) -> Redundancy:
-        """The setting that reaches all members in time most often; of settings within a decibel, the cheapest."""
+        """The setting with the lowest probability of missing a member; of those equal to the decibel, the cheapest."""
         network, within_ns = NetworkModel(estimate.delay_model, estimate.loss), self.promise.within_ns or FOREVER_NS
 
         def decibels(setting: Redundancy) -> float:
@@ -215,9 +215,9 @@ class SlotLengthMechanism:
 
 
 MAX_WAIT_FACTOR = 64
-"""The wait before lowering grows to at most this many times `lower_after`."""
+"""The wait before a setting is lowered grows to at most this many times `lower_after`."""
 HALVE_WAIT_AFTER_WAITS = 64
-"""After this many waits without a change, the wait is halved: the network may have changed."""
+"""After this many waits without a change of the setting, the wait before lowering it is halved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class CannotHold(Generic[Setting]):
 
 
 class Controller(Generic[Setting]):
-    """Chooses the setting of one mechanism, period by period."""
+    """Chooses the setting of one mechanism, from one estimate of the network per period."""
 
     def __init__(self, mechanism: Mechanism[Setting], current: Setting, hysteresis: Hysteresis) -> None:
         self.mechanism = mechanism
@@ -370,7 +370,7 @@ class Adapter:
         self._broken_layers: set[str] = set()
         self._ever_changed = False
         self._departed_since_ns: dict[int, int] = {}
-        """Departed members, and when each was first missing."""
+        """Departed members, and the time at which each was first missing from the group."""
 
     def _mechanism_for(self, setting: str, slas: SlaSet) -> tuple[str, Any, Any]:
         """The layer that has this setting, its mechanism, and its current value."""
@@ -425,7 +425,10 @@ class Adapter:
     def step(
         self, rows: Sequence[MetricRow], until_ns: int, findings: Sequence[Finding]
     ) -> tuple[Settings | None, list[Violation | Notice]]:
-        """Process a collecting interval: this member's new request, if it changes, and events to publish."""
+        """Process the metric rows of a collecting interval.
+
+        Return this member's new request, or None if it stays the same, and the events to publish.
+        """
         estimate = self._estimator.add_rows(rows, until_ns)
         for finding in findings:
             if finding.status is SlaStatus.VIOLATED and finding.sla.provider in self._controllers:
@@ -433,7 +436,10 @@ class Adapter:
         return (None, []) if estimate is None else self.update(estimate)
 
     def update(self, estimate: Estimate) -> tuple[Settings | None, list[Violation | Notice]]:
-        """Process an estimate: this member's new request, if it changes, and events to publish."""
+        """Process an estimate.
+
+        Return this member's new request, or None if it stays the same, and the events to publish.
+        """
         events: list[Violation | Notice] = []
         before = self.own_request()
         for layer, controller in self._controllers.items():

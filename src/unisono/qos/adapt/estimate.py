@@ -26,7 +26,7 @@ class Estimate:
     loss: float
     delays: Histogram = field(compare=False)
     delay_model: DelayModel = field(compare=False)
-    """The delays as a distribution."""
+    """The measured delays as a distribution, for the formulas of reliable multicast."""
     loss_burst: int = 0
     gamma_ns: int = 0
     certain_loss: float | None = None
@@ -36,7 +36,7 @@ class Estimate:
     def of(
         cls, loss: float, delays: Histogram, loss_burst: int = 0, gamma_ns: int = 0, certain_loss: float | None = None
     ) -> Estimate:
-        """The estimate with the delay model of these delays."""
+        """An estimate from these measurements; its delay model follows from the histogram `delays`."""
         return cls(loss, delays, EmpiricalDelay.of_histogram(delays), loss_burst, gamma_ns, certain_loss)
 
     def with_certain_loss(self) -> Estimate:

@@ -23,12 +23,12 @@ from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, agreement_fa
 RHO_MOST = 8
 """Largest ρ to try: with 30 % loss, nine copies miss 2 receivers in 100,000."""
 ALPHA = 0.99
-"""Probability that η exceeds the time of one transmission; the value that the paper uses."""
+"""Probability that η exceeds the time of one transmission; the value that paper 002 uses."""
 OMEGA_MOST_ETAS = 4
 """ω is at most this many η: a later take-over would come too late to be useful."""
 
 DELAY_FACTOR_MAX = 1000
-"""Largest slow-down of the network to consider."""
+"""Largest factor for all delays to try when looking for the worst network that is still good enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def negotiate(
 
 
 def candidate_settings(environment: Environment) -> Iterator[tuple[int, int]]:
-    """All pairs (ρ, η) to try, with η as the paper chooses it: for one transmission, and for all n-1 at once."""
+    """All pairs (ρ, η) to try. As in paper 002, η is long enough for one transmission, or for all n-1 at once."""
     delay = environment.network.delay
     etas = sorted({eta_of_one(delay, ALPHA), eta_of_all(delay, ALPHA, environment.members)})
     for rho in range(environment.rho_most + 1):
@@ -281,7 +281,7 @@ def _relative_guarantee(environment: Environment, redundancy: Redundancy, target
 
 
 _BELOW_ONE = 1 - 2**-53
-"""Floating point may round a probability up to 1, which no guarantee reaches."""
+"""The largest probability to guarantee: floating point may round a probability up to 1, which none reaches."""
 
 
 def worst_network_for(requirement: Requirement, environment: Environment, redundancy: Redundancy) -> WorstNetwork:
@@ -337,7 +337,7 @@ def _agreement_probability(environment: Environment, redundancy: Redundancy) -> 
     if environment.crashes is None:
         raise InvalidOption(
             "agreement",
-            "needs a model of crashes: give the mean time to failure and β, the probability of a crash at each send",
+            "needs a model of crashes: give the mean time to failure and the probability of a crash at each send",
         )
     v = environment.crashes.before_takeover(redundancy)
     return 1 - agreement_failure_extended(

@@ -27,7 +27,7 @@ _BELOW_ONE = 1 - 2**-53
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityRequirement:
-    """Requirements besides the deadline: R, (U, S), and agreement if it is known how processes crash."""
+    """Requirements besides the deadline: `reliability` is R, `relative` is (U, S), and `agreement` needs `crashes`."""
 
     reliability: float = 0.0
     relative: Target | None = None
@@ -37,7 +37,10 @@ class ReliabilityRequirement:
 
 @dataclass(frozen=True, slots=True)
 class OrderQos:
-    """An order as a layer of the negotiation. A message is on time if the `hops` multicasts that it needs are."""
+    """An order as a layer of the negotiation.
+
+    A delivery is on time if the `hops` multicasts that it depends on are on time.
+    """
 
     name: str
     offer: OfferFunction
@@ -63,7 +66,7 @@ class OrderQos:
         return replace(requirement, latency=Target(min(share, _BELOW_ONE), within_ns))
 
     def guarantee(self, guarantee_below: Guarantee) -> Guarantee:
-        """The order's bound with RMCast's D as Δ."""
+        """The order's latency bound, with the time D that RMCast guarantees as its Δ."""
         if guarantee_below.latency is None:
             return guarantee_below
         within_ns = guarantee_below.latency.within_ns

@@ -34,7 +34,10 @@ class Candidate:
     order: str
     offer: OfferFunction
     hops: Callable[[int], int]
-    """A function of the number of members. Orders that never skip a member depend on a datagram from each member."""
+    """How many multicasts a delivery depends on, as a function of the number of members.
+
+    It is the number of members in orders that never skip a member.
+    """
     resends: bool = True
     """Whether the order retransmits lost messages."""
 
@@ -45,7 +48,7 @@ class Candidate:
 
     @property
     def rmcast_possible(self) -> bool:
-        """Whether it can run over RMCast."""
+        """Whether the order can run over RMCast."""
         return "reliable" in CAPABILITIES[self.order].options
 
     @property
@@ -54,7 +57,7 @@ class Candidate:
         return "grades" in CAPABILITIES[self.order].options
 
     def offer_in_grades(self, ask: Ask) -> Offer:
-        """Its offer in the requested grades, if it supports them; final deliveries fill the gaps of early ones."""
+        """The order's offer in the requested grades, if the order supports them."""
         if ask.grades == "early" or not self.can_be_final:
             return self.offer(ask)
         return with_finals(self.offer(replace(ask, reliable=False)), ask)
@@ -84,7 +87,7 @@ class Plan:
 
 
 def lower_bound_ns(ask: Ask) -> int:
-    """(f+1)Δ: a gap-free order that tolerates f crashes guarantees no lower latency (paper 000, Theorem 4)."""
+    """The lowest latency that a gap-free order can guarantee with f crashes: (f+1)Δ (paper 000, Theorem 4)."""
     return (ask.failures + 1) * ask.timing.delta_ns if ask.reliable else 0
 
 
@@ -163,7 +166,7 @@ def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
 def _theorem_4(ask: Ask, floor: int) -> str:
     return (
         f"no gap-free order that tolerates {ask.failures} crashes can be faster than (f+1)Δ = "
-        f"{ask.failures + 1} × {duration_text(ask.timing.delta_ns)} = {duration_text(floor)} (Theorem 4)"
+        f"{ask.failures + 1} × {duration_text(ask.timing.delta_ns)} = {duration_text(floor)} (paper 000, Theorem 4)"
     )
 
 

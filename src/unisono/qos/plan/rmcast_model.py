@@ -8,13 +8,14 @@ Three questions, for a group of n members, a network and a setting (ρ, η, ω):
 - How many broadcasts does one multicast cost? `expected_broadcasts`, an estimate; the paper only simulates this.
 - How likely is it that agreement fails because processes crash? f_n, equations (12) and (13).
 
-The formulas hold for any delay distribution; (2) is (1) for the exponential one. Errata: (6) is 1 at k = ρ by
-definition and (8) is the minimum over all k (002-4); (5) has k+1 factors (002-5); comparisons are ≥ (002-6); r_D has a
-limit below 1 (002-11), so negotiation may have to refuse.
+The formulas hold for any delay distribution; equation (2) is equation (1) for the exponential one. Corrections of the
+paper: equation (6) is 1 at k = ρ by definition, and equation (8) is the minimum over all k (erratum 002-4). Equation
+(5) has k+1 factors (erratum 002-5). Comparisons are ≥ (erratum 002-6). r_D has a limit below 1, so negotiation may have
+to refuse (erratum 002-11).
 
-The paper assumes independent delays. A host that stalls delays all copies at once, and then (3) and (4) promise too
-much. For a network with `delays_dependent`, every result here is a bound that holds for any dependence between delays;
-docs/negotiation.md has the argument.
+The paper assumes independent delays. A host that stalls delays all copies at once, and then equations (3) and (4)
+promise too much. For a network with `delays_dependent`, every result here is a bound that holds for any dependence
+between delays; docs/negotiation.md has the argument.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class NetworkModel:
 
 
 def not_arrived_probability(network: NetworkModel, x_ns: int) -> float:
-    """The probability that a datagram does not arrive within x after it was sent: h(x), paper 002, (1)."""
+    """The probability that a datagram does not arrive within x after it was sent: h(x), paper 002, equation (1)."""
     if x_ns <= 0:
         return 1.0
     return network.loss + (1 - network.loss) * (1 - network.delay.cdf(x_ns))
@@ -77,12 +78,12 @@ def all_reached_probability(network: NetworkModel, destinations: int, missed_by_
 
 
 def miss_probability(network: NetworkModel, redundancy: Redundancy, d_ns: int) -> float:
-    """The probability that one destination gets no copy of the originator within D: g_D, paper 002, (3)."""
+    """The probability that one destination gets no copy from the originator within D: g_D, paper 002, equation (3)."""
     return none_arrived_probability(network, [d_ns - k * redundancy.eta_ns for k in range(redundancy.rho + 1)])
 
 
 def reach_probability(members: int, network: NetworkModel, redundancy: Redundancy, d_ns: int) -> float:
-    """The probability that every destination has a copy within D: r_D, paper 002, (4)."""
+    """The probability that every destination has a copy within D: r_D, paper 002, equation (4)."""
     return all_reached_probability(network, members - 1, miss_probability(network, redundancy, d_ns))
 
 
@@ -92,22 +93,28 @@ def reach_probability_limit(members: int, network: NetworkModel, redundancy: Red
 
 
 def miss_probability_of_started(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
-    """(5): g_k(S), the probability that a process has none of copies 0 to k at t+S if another got copy k at t."""
+    """The probability that a process has none of copies 0 to k at t+S, if another process got copy k at t.
+
+    This is g_k(S), paper 002, equation (5).
+    """
     return none_arrived_probability(network, _since_started(redundancy, k, s_ns))
 
 
 def miss_probability_of_takeover(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
-    """(6): the probability that a process gets no copy of a take-over by the receiver of copy k, with ζ = η."""
+    """The probability that no copy of a take-over reaches a process, if the receiver of copy k takes over.
+
+    This is paper 002, equation (6), with ζ = η.
+    """
     return none_arrived_probability(network, _since_takeover(redundancy, k, s_ns))
 
 
 def _since_started(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
-    """How long copies 0 to k have been travelling by t+S, when copy k arrived at t."""
+    """How long each of copies 0 to k has been travelling by t+S, if copy k arrived at t."""
     return [s_ns + m * redundancy.eta_ns for m in range(k + 1)]
 
 
 def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
-    """How long the copies of a take-over after copy k have been travelling; no take-over follows the last copy."""
+    """How long each copy of a take-over after copy k has been travelling; no take-over follows the last copy."""
     if k == redundancy.rho:
         return []
     return [s_ns - (m + 1) * redundancy.eta_ns - redundancy.omega_ns for m in range(1, redundancy.rho - k + 2)]
@@ -116,7 +123,10 @@ def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
 def reach_probability_after_copy(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int
 ) -> float:
-    """(7): u_k(S), the probability that all others have the message within S after a given process got copy k."""
+    """The probability that all others have the message within S after a given process got copy k.
+
+    This is u_k(S), paper 002, equation (7).
+    """
     neither = none_arrived_probability(
         network, _since_started(redundancy, k, s_ns) + _since_takeover(redundancy, k, s_ns)
     )
@@ -124,14 +134,14 @@ def reach_probability_after_copy(
 
 
 def reach_probability_after_first(members: int, network: NetworkModel, redundancy: Redundancy, s_ns: int) -> float:
-    """The probability that all have the message within S of the first delivery: u_S, paper 002, (8)."""
+    """The probability that all have the message within S of the first delivery: u_S, paper 002, equation (8)."""
     return min(reach_probability_after_copy(members, network, redundancy, k, s_ns) for k in range(redundancy.rho + 1))
 
 
 def needs_no_takeover(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> bool:
-    """Whether u_k(S) reaches the share U even if the receiver of copy k never takes over (paper 002, (9))."""
+    """Whether u_k(S) reaches `share` even if the receiver of copy k never takes over (paper 002, equation (9))."""
     return (
         all_reached_probability(network, max(members - 2, 0), miss_probability_of_started(network, redundancy, k, s_ns))
         >= share
@@ -141,14 +151,17 @@ def needs_no_takeover(
 def meets_requirement(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> bool:
-    """Whether u_k(S) reaches the required share U with the ω of this redundancy (paper 002, (10))."""
+    """Whether u_k(S) reaches the required `share` with the ω of this redundancy (paper 002, equation (10))."""
     return reach_probability_after_copy(members, network, redundancy, k, s_ns) >= share
 
 
 def longest_omega(
     members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> int | None:
-    """(11): the largest ω for which u_k(S) ≥ U; FOREVER_NS where (9) holds, None where even ω = 0 is too long."""
+    """The largest ω for which u_k(S) reaches `share` (paper 002, equation (11)).
+
+    It is FOREVER_NS if no take-over is needed, and None if even ω = 0 is too long.
+    """
     if needs_no_takeover(members, network, redundancy, k, s_ns, share=share):
         return FOREVER_NS
 
@@ -171,7 +184,10 @@ def shortest_s(members: int, network: NetworkModel, redundancy: Redundancy, shar
 
 
 def largest_where(holds: Callable[[int], bool], up_to: int) -> int | None:
-    """The largest integer from 0 to `up_to` for which `holds`, true up to some point; None if there is none."""
+    """The largest integer from 0 to `up_to` for which `holds` is true; None if there is none.
+
+    `holds` must be true up to some point and false after it.
+    """
     if not holds(0):
         return None
     low, high = 0, up_to + 1
@@ -182,7 +198,10 @@ def largest_where(holds: Callable[[int], bool], up_to: int) -> int | None:
 
 
 def smallest_where(holds: Callable[[int], bool]) -> int | None:
-    """The smallest integer for which `holds`, which is true from some point on; None if not within 2**62."""
+    """The smallest integer from 1 to 2**62 for which `holds` is true; None if there is none.
+
+    `holds` must be false up to some point and true after it.
+    """
     high = 1
     while not holds(high):
         if high >= FOREVER_NS:
@@ -213,7 +232,11 @@ def expected_broadcasts(members: int, network: NetworkModel, redundancy: Redunda
 
 
 def _takeovers(members: int, network: NetworkModel, redundancy: Redundancy, k: int) -> float:
-    """Take-overs after copy k: λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds), summed over time."""
+    """The expected number of take-overs after copy k.
+
+    It sums λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds) over time t, where λ is the rate of take-overs and λ₀ the rate
+    if none prevented another.
+    """
     eta, start = redundancy.eta_ns, redundancy.eta_ns + redundancy.omega_ns
     step = max(eta // _STEPS_PER_ETA, 1)
     count = (eta + network.delay.quantile(_TAIL)) // step + 1
@@ -247,17 +270,20 @@ class CrashModel:
             )
 
     def before_takeover(self, redundancy: Redundancy) -> float:
-        """v for the longest time that a receiver may wait: η, the largest ω, and the largest ζ, which is η."""
+        """The probability v that a receiver crashes before it takes over.
+
+        It assumes the longest possible wait: η, the largest ω, and the largest ζ, which is η.
+        """
         return crash_within(redundancy.longest_wait_ns(), self.mttf_ns)
 
 
 def crash_within(tau_ns: int, mttf_ns: int) -> float:
-    """The probability that a process crashes before its time-out τ: v, paper 002, (12)."""
+    """The probability that a process crashes before its time-out τ: v, paper 002, equation (12)."""
     return -expm1(-tau_ns / mttf_ns)
 
 
 def agreement_failure(members: int, loss: float, v: float, beta: float) -> float:
-    """(13): f_n, the probability that agreement fails, counting at most one survivor among the j receivers.
+    """The probability f_n that agreement fails (paper 002, equation (13)), with at most one surviving receiver.
 
     The recursion starts from f_1 = f_2 = 0 (erratum 002-7). Losses without a crash are not part of f_n: they are the
     difference between 1 and `reach_probability_limit` (erratum 002-10).

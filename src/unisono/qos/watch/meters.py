@@ -26,7 +26,7 @@ from unisono.wire.frame import END_OF_SLOT, SERIAL_MAX, Frame, Kind
 
 WINDOW_NS = 250_000_000
 TIMED_EVERY = 8
-"""Time one in this many of the data datagrams without an end-of-slot mark."""
+"""Measure the transit time of one in this many data datagrams that carry no end-of-slot mark."""
 DELIVERIES_BUFFERED = 256
 """Deliveries of peers' messages to collect before processing them in one go."""
 SUBMISSIONS_TRACKED_MAX = 4096
@@ -40,7 +40,7 @@ _IS_MARK = bytes(flags & END_OF_SLOT for flags in range(256))
 REORDER_WINDOW = 32
 """A datagram counts as lost when this many later ones have arrived."""
 TIMED_BUFFER = 256
-"""Arrivals to collect before processing them in one go."""
+"""Timed arrivals of datagrams to collect before processing them in one go."""
 NO_SERIAL = -1
 """Not a serial number: no particular datagram is expected next."""
 _ALL_SEEN = (1 << REORDER_WINDOW) - 1
@@ -53,7 +53,7 @@ Collector: TypeAlias = tuple[str, Side, int]
 
 
 class LinkMeter:
-    """The link from one peer, in one of the peer's incarnations: loss, bursts, delay, jitter, reordering, silence.
+    """Measures the link from one incarnation of a peer: loss, bursts, delay, jitter, reordering, silence.
 
     Loss follows from the serial numbers of datagrams to all members. Serials repeat after 255, so the losses of a
     longer outage are counted modulo 255; such an outage shows as `silence`. Jitter follows RFC 3550: a running mean
@@ -91,7 +91,7 @@ class LinkMeter:
         self.offset_ns = 0
         """The peer's clock minus our clock, as last estimated."""
         self._newest_serial = 0
-        """The newest serial; stale while `next_serial` is set."""
+        """The newest serial that arrived. It is out of date while `next_serial` is not NO_SERIAL."""
         self.next_serial = NO_SERIAL
         """The serial expected next, or NO_SERIAL while datagrams are missing."""
         self.newest_sent_ns = 0
@@ -300,11 +300,11 @@ class MetricWindow:
         self._start_and_length = start_ns, length_ns
 
     def level(self, collector: Collector, metric: str, count: int, value: float) -> None:
-        """Add a level, or a share of `count` observations."""
+        """Add a metric row with one value: a level, or a share of `count` observations."""
         self.rows.append(MetricRow(*collector, metric, *self._start_and_length, count, value))
 
     def spread(self, collector: Collector, metric: str, values: Histogram) -> None:
-        """Add a distribution, unless it has no values."""
+        """Add a metric row with a distribution of values, unless it has no values."""
         if values.total:
             pairs = tuple(values.to_pairs())
             self.rows.append(

@@ -39,15 +39,15 @@ from unisono.wire.control import decode_settings_with_verdict
 from unisono.wire.frame import Frame
 
 ROWS_KEPT = 65_536
-"""Keep this many rows until `pop_rows`; older ones are dropped and counted."""
+"""Keep this many metric rows until `pop_rows` is called; older rows are dropped and counted."""
 
 REPEAT_INTERVAL_NS = 3_000_000_000
-"""Repeat requests at this interval: where gaps are possible, a member may have missed one."""
+"""Repeat requests for settings at this interval: where gaps are possible, a member may have missed one."""
 
 REPEATS = 3
 """How many times to repeat a verdict about the whole group, because a member may have missed it."""
 VERDICTS_REMEMBERED_MAX = 1024
-"""Remember the ids of this many verdicts, to ignore repetitions."""
+"""Remember the ids of this many verdicts about SLAs, to ignore repetitions."""
 
 Listener: TypeAlias = Callable[[SlaVerdict], None]
 
@@ -88,7 +88,7 @@ class QosObserver:
         """
         self.events: list[StackEvent] = []
         self.due = 0
-        """When to call `wake` next."""
+        """The time at which to call `wake` next."""
         self.dropped = 0
         self.latest: tuple[MetricRow, ...] = ()
         """The metric rows of the last collecting interval."""
@@ -296,7 +296,7 @@ class QosObserver:
                 listener(event)
 
     def pop_rows(self) -> list[MetricRow]:
-        """Return the rows of finished intervals and clear the list."""
+        """Return the metric rows of finished collecting intervals and clear the list."""
         rows = list(self._rows)
         self._rows.clear()
         return rows

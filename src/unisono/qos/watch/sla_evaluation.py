@@ -43,7 +43,10 @@ class Finding:
     window_start_ns: int
     status: SlaStatus
     measured: float
-    """The share of values (SPREAD) or of intervals (LEVEL) within the bound; for SHARE, the share itself."""
+    """The share within the bound: of the values of a SPREAD metric, or of the intervals of a LEVEL metric.
+
+    For a SHARE metric, the share itself.
+    """
     reported_value: float
     """The value to report: the agreed quantile, the share, or the largest level."""
     count: int
@@ -81,12 +84,12 @@ def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int, links_ev
 
 
 def evaluable_links_of(sla: Sla, rows: Iterable[MetricRow]) -> int:
-    """How many links have enough observations in one window of rows."""
+    """How many links have enough observations in one window of rows to evaluate the SLA."""
     return evaluable_links(_by_link(sla, rows).values(), sla)
 
 
 def evaluable_links(rows_by_link: Iterable[Sequence[MetricRow]], sla: Sla) -> int:
-    """How many of these links have enough observations."""
+    """How many of these links have enough observations to evaluate the SLA."""
     return sum(sum(row.count for row in rows) >= sla.observations for rows in rows_by_link)
 
 
@@ -411,7 +414,7 @@ class GroupEvaluation:
     # -- evaluation ------------------------------------------------------------------------------------------
 
     def _horizon_ns(self) -> int:
-        """The time up to which all members have reported, except those too far behind."""
+        """The time up to which all members have reported, except members that are more than `patience_ns` behind."""
         foremost = max(until for _, until, _ in self._progress.values())
         return min(
             until
