@@ -120,7 +120,9 @@ class UniformDelivery(Service):
         if least > policy.max_frame:
             missing = least - policy.max_frame
             delivery = f"uniform delivery to {len(self._members)} members"
-            raise InvalidOption("max_frame", f"{delivery} needs {missing} more bytes per frame; raise it by {missing}")
+            raise InvalidOption(
+                "max_frame", f"{delivery} needs {missing} more bytes per frame; raise max_frame by {missing}"
+            )
         self._incarnations: dict[int, tuple[int, int]] = {}
         self._waiting: deque[_WaitingMessage] = deque()
         self._last_haves: dict[int, list[Have]] = {}
