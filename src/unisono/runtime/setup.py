@@ -108,7 +108,7 @@ class Setup:
     multigroup: Multigroup | None = None
     deadline_ns: int | None = None
     salt: str = ""
-    """A suffix of the group's name on the wire. Groups of one name but different members so ignore each other."""
+    """A suffix of the group's name on the wire. With it, groups of one name but different members ignore each other."""
     search: BeaconDiscovery | DnsDiscovery | None = None
     """How to find the members; None if their addresses are given."""
 
@@ -171,7 +171,10 @@ class Setup:
             )
 
     def _check_pull_options(self) -> None:
-        """Check the options that differ where the application consumes messages itself: in the priority orders."""
+        """Raise InvalidOption if `state`, `deadline` or `recorder` does not fit the order.
+
+        Their rules differ in the priority orders, where the application consumes messages itself.
+        """
         pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
             text = f"the order {self.order} has no state transfer; use {' or '.join(orders_with('pulled'))}"

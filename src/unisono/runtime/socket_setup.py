@@ -185,11 +185,13 @@ def open_multicast_socket(
 ) -> tuple[socket.socket, Address]:
     """Open a socket that receives the multicast group, and let `sender` send to it; raises OSError if that fails."""
     if sender.family != socket.AF_INET:
-        raise OSError("multicast needs IPv4, but the members have IPv6 addresses")
+        raise OSError(
+            "multicast needs IPv4, but the members have IPv6 addresses; give IPv4 addresses, or leave out multicast"
+        )
     name, port = group
     address = address_in_family(resolve_host(group, "the multicast group", socket.AI_NUMERICHOST), socket.AF_INET)
     if address is None or not ipaddress.IPv4Address(address[0]).is_multicast:
-        raise OSError(f"{name} is not a multicast address (224.0.0.0 to 239.255.255.255)")
+        raise OSError(f"{name} is not a multicast address; give one from 224.0.0.0 to 239.255.255.255")
     local = socket.inet_aton(interface)
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:

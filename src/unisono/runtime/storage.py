@@ -245,7 +245,8 @@ class Storage:
         """Read the commit header: the size of the part that this member has acted on, and the checksum at its end."""
         if data.startswith(_RECORD_MARK):
             raise StorageError(
-                f"{self.path}: expected a file of version {_VERSION}, got version 1; use the release that wrote it"
+                f"{self.path}: expected a file of version {_VERSION}, got version 1; "
+                "use the release of unisono that wrote it"
             )
         head = data[: _COMMIT_HEADER.size]
         if len(data) < _FIRST_RECORD_AT or zlib.crc32(head) != int.from_bytes(
@@ -258,7 +259,7 @@ class Storage:
         return size, checksum
 
     def _record_at(self, data: bytes, at: int) -> bytes | None:
-        """The record at an offset; None if it is incomplete or its checksum does not follow from the previous one."""
+        """The record at offset `at` of `data`; None if it is incomplete or has a wrong checksum."""
         if at + _RECORD_HEAD.size > len(data):
             return None
         mark, length, checksum = _RECORD_HEAD.unpack_from(data, at)
@@ -302,7 +303,8 @@ class Storage:
             ) from error
         if version != _VERSION:
             raise StorageError(
-                f"{self.path}: expected a file of version {_VERSION}, got {version}; use the release that wrote it"
+                f"{self.path}: expected a file of version {_VERSION}, got {version}; "
+                "use the release of unisono that wrote it"
             )
         if (group, member) != (self._group, self._member):
             raise StorageError(
@@ -316,8 +318,8 @@ class Storage:
             errno.ENOSPC: "the disk is full: make room",
             errno.EDQUOT: "the quota is used up: make room",
             errno.EROFS: "the file system is read-only: give a path on another one",
-            errno.EACCES: "this process may not write there",
-            errno.EPERM: "this process may not write there",
+            errno.EACCES: "this process may not write there: grant it write access, or give another path",
+            errno.EPERM: "this process may not write there: grant it write access, or give another path",
             errno.EISDIR: "the path is a folder: give the path of a file in it",
         }
         hint = hints.get(error.errno or 0, error.strerror or str(error))
@@ -327,7 +329,9 @@ class Storage:
 
 
 _REFUSED_ADVICE = (
-    "Promises of this member may be lost, so it must not take part. Restore the file, or give this member a new number"
+    "Promises of this member may be lost, so it must not take part with this file. Restore the file only from a copy "
+    "made after this member last stopped: an older copy lacks promises. Without such a copy, leave this member out, or "
+    "start it with a new file under a number of this group that no member has used yet"
 )
 
 

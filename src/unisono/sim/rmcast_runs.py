@@ -46,32 +46,33 @@ class RmcastCase:
     loss: float
     scenario: CrashScenario = "no crash"
     direct_receivers: int = 0
-    """How many processes copy 0 reaches in "direct receivers"; none of those copies is lost (erratum 002-17)."""
+    """In the scenario "direct receivers": how many processes copy 0 reaches. No such copy is lost (erratum 002-17)."""
     crash_in_send_probability: float = 0.0
-    """β: the probability that a broadcaster crashes after a send to one receiver, in "anybody crashes"."""
+    """β: the probability that a broadcaster crashes after a send to one receiver. Only for "anybody crashes"."""
     crash_before_takeover_probability: float = 0.0
-    """v: the probability that a process crashes before it takes over, in "anybody crashes"."""
+    """v: the probability that a process crashes before it takes over. Only for the scenario "anybody crashes"."""
 
     def __post_init__(self) -> None:
         if self.members < 2 or self.members * (self.redundancy.rho + 1) > _MEMBER_MASK:
             most = _MEMBER_MASK // (self.redundancy.rho + 1)
             raise InvalidOption(
-                "members", f"expected 2 to {most} members for ρ = {self.redundancy.rho}, not {self.members}"
+                "members", f"expected 2 to {most} members for ρ = {self.redundancy.rho}, got {self.members}"
             )
         if not 0 <= self.loss < 1:
-            raise InvalidOption("loss", f"expected a share of at least 0 and less than 1, not {self.loss}")
+            raise InvalidOption("loss", f"expected a probability of at least 0 and less than 1, got {self.loss}")
         if (self.scenario == "direct receivers") != (0 < self.direct_receivers < self.members):
             raise InvalidOption(
                 "direct",
-                f"expected 1 to {self.members - 1} receivers for the scenario 'direct receivers', else 0; "
-                f"not {self.direct_receivers} for {self.scenario!r}",
+                f"expected 1 to {self.members - 1} receivers in the scenario 'direct receivers', and 0 in others; "
+                f"got {self.direct_receivers} in the scenario {self.scenario!r}",
             )
         if self.scenario != "anybody crashes" and (
             self.crash_in_send_probability or self.crash_before_takeover_probability
         ):
             raise InvalidOption(
                 "scenario",
-                f"the crash probabilities beta and v apply only to 'anybody crashes', not to {self.scenario!r}",
+                "crash_in_send_probability and crash_before_takeover_probability apply only to the scenario 'anybody "
+                f"crashes'; leave them out in the scenario {self.scenario!r}",
             )
 
 
@@ -169,7 +170,7 @@ class RmcastRuns:
             copies = next(self._arrivals)
 
     def _sends_before_crash(self) -> int:
-        """How many sends a broadcaster makes before it crashes; it does not crash if it has no more receivers."""
+        """Draw how many sends a broadcaster makes before it crashes; with fewer receivers it does not crash."""
         if self._case.crash_in_send_probability <= 0:
             return self._case.members
         return int(self._chance.geometric(self._case.crash_in_send_probability))
@@ -239,7 +240,7 @@ class _SingleRun:
         self.broadcasts: list[tuple[int, int]] = []
         """(copy number, broadcaster) of each broadcast; arrivals refer to a broadcast by its index."""
         self._arrivals: list[int] = []
-        """Sorted so that the next arrival is last. Each is one number: time, index in `broadcasts`, receiver."""
+        """Sorted so that the next arrival is last. Each number combines time, index in `broadcasts` and receiver."""
         self.alarm_ns = [NEVER] * case.members
         """The time of each process's alarm; _CRASHED, which no alarm can precede, for a crashed process."""
         self._alarms: list[tuple[int, int]] = []
@@ -251,7 +252,7 @@ class _SingleRun:
         self.crashed.append(process)
 
     def broadcast(self, now: int, broadcaster: int, copy_number: int, copies: Sequence[int]) -> None:
-        """Put copies on their way; each is one number: delay, receiver."""
+        """Put copies on their way. Each copy is one number that combines its delay and its receiver."""
         messages = self.messages
         base = (now << _TIME_SHIFT) | (len(self.broadcasts) << _MEMBER_BITS)
         self.broadcasts.append((copy_number, broadcaster))

@@ -71,16 +71,17 @@ def _read_set(data: bytes, at: int) -> tuple[MessageSet, int]:
             sender, incarnation, number = _ORIGIN.unpack_from(data, at)
             at += _ORIGIN.size
             if (sender, incarnation) in ranges or number == 0:
-                raise Unreadable(
-                    f"message set: sender {sender}, incarnation {incarnation} occurs twice or has no messages"
-                )
+                problem = "has no messages" if number == 0 else "occurs twice"
+                raise Unreadable(f"message set: sender {sender}, incarnation {incarnation} {problem}")
             read: list[SequenceRange] = []
             for _ in range(number):
                 first, more = _RANGE.unpack_from(data, at)
                 at += _RANGE.size
                 if first >= SEQUENCE_LIMIT or (read and first <= read[-1][1] + 1):
+                    least = read[-1][1] + 2 if read else 0
                     raise Unreadable(
-                        f"message set: the range of sequences from {first} on is out of order or too large"
+                        f"message set: sender {sender}, incarnation {incarnation}: expected a range that starts at a "
+                        f"sequence number from {least} to 2**63 - 1, found {first}"
                     )
                 read.append((first, first + more))
             ranges[sender, incarnation] = tuple(read)
@@ -250,7 +251,8 @@ class Items(Part):
             item, at = self._item.decode_at(body, at)
             found.append(item)
         if self._ascending and found != sorted(found):
-            raise Unreadable(f"{self.name}: the items are not in ascending order")
+            earlier, later = next(pair for pair in pairwise(found) if pair[1] < pair[0])
+            raise Unreadable(f"{self.name}: expected items in ascending order, found {later} after {earlier}")
         return tuple(found), at
 
 
@@ -291,12 +293,15 @@ class Mapped(Part):
         end = _end_of_rows(self.name, body, at, items, self._form.size)
         found: dict[int, int] = dict(self._form.iter_unpack(body[at:end]))
         if len(found) != (end - at) // self._form.size or max(found.values(), default=0) > self._most:
-            raise Unreadable(f"{self.name}: a key is repeated, or a value is more than {self._most}")
+            raise Unreadable(
+                f"{self.name}: expected each key once and values up to {self._most}, found {len(found)} different keys "
+                f"in {(end - at) // self._form.size} entries, and {max(found.values())} as the largest value"
+            )
         return found, end
 
 
 class Counted(Part):
-    """Puts the number of items directly before another part, so that a message can have several parts in a row."""
+    """Wraps a part: writes its number of items before it, so that a message can have several parts in a row."""
 
     def __init__(self, part: Part, code: str = "H") -> None:
         super().__init__(part.name)
@@ -309,12 +314,14 @@ class Counted(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
         start = at + self._form.size
         if start > len(body):
-            raise Unreadable(f"{self.name}: the message ends before the number of items")
+            raise Unreadable(
+                f"{self.name}: expected {self._form.size} bytes for the number of items, found {len(body) - at}"
+            )
         return self._part.decode(body, start, self._form.unpack_from(body, at)[0])
 
 
 class Sized(Part):
-    """Puts the length in bytes directly before another part."""
+    """Wraps a part: writes its length in bytes directly before it."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.name)
@@ -327,7 +334,7 @@ class Sized(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
         start = at + _LENGTH.size
         if start > len(body):
-            raise Unreadable(f"{self.name}: the message ends before the length")
+            raise Unreadable(f"{self.name}: expected {_LENGTH.size} bytes for the length, found {len(body) - at}")
         end = start + _LENGTH.unpack_from(body, at)[0]
         value, used = self._part.decode(body[start:end], 0, None)
         if start + used != end:
@@ -350,7 +357,7 @@ class Item(Part):
 
 
 class Keyed(Part):
-    """A mapping from keys to nested messages. A `count` field gives its size.
+    """A mapping from keys to nested messages. A `count` field gives the number of keys.
 
     A key is a number or a tuple of numbers and occurs once. The encoder writes the keys in ascending order.
     """
@@ -372,7 +379,7 @@ class Keyed(Part):
         for _ in range(items or 0):
             start = at + self._key.size
             if start > len(body):
-                raise Unreadable(f"{self.name}: the message ends before a key")
+                raise Unreadable(f"{self.name}: expected {self._key.size} bytes for a key, found {len(body) - at}")
             key: Any = self._key.unpack_from(body, at)
             key = key if self._is_tuple else key[0]
             if key in found:
@@ -454,12 +461,16 @@ class Spec(Generic[_Message]):
         """
         return tuple(getattr(message, name) for name in self._names)
 
+    def _title(self) -> str:
+        """The name of the message type, for error messages."""
+        return getattr(self._make, "__name__", str(self._make))
+
     def decode(self, body: bytes) -> _Message:
         """Decode a message; raises Unreadable if it is malformed or a field is out of its bounds."""
         message, end = self.decode_at(body, 0)
         if end != len(body):
             raise Unreadable(
-                f"{len(body) - end} unexpected bytes after the end of the message, which takes {end} bytes"
+                f"{self._title()}: expected a message of {end} bytes, found {len(body) - end} more bytes after its end"
             )
         return message
 
@@ -467,7 +478,10 @@ class Spec(Generic[_Message]):
         """Decode the message that begins at offset `start` of `body`; returns the message and the offset after it."""
         at = start + self.size
         if len(body) < at:
-            raise Unreadable(f"expected {self.size} bytes at offset {start}, but only {len(body) - start} remain")
+            raise Unreadable(
+                f"{self._title()}: expected {self.size} bytes for {', '.join(self._names)} at offset {start}, "
+                f"but only {len(body) - start} remain"
+            )
         fields = self._form.unpack_from(body, start)
         for index, field in self._bounded:
             if not field.least <= fields[index] <= field.most:
@@ -504,7 +518,8 @@ class Tagged(Generic[_Message]):
         spec = self._by_tag.get(body[0]) if body else None
         if spec is None:
             raise Unreadable(
-                f"expected one of the tags {sorted(self._by_tag)} in the first byte, found {list(body[:1])}"
+                f"expected one of the tags {sorted(self._by_tag)} in the first byte, "
+                f"found {body[0] if body else 'an empty message'}"
             )
         message: _Message = spec.decode(body[1:])
         return message

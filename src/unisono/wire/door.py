@@ -147,7 +147,7 @@ class Door:
         return self._parse_body(Frame(*header), data, start + HEADER_BYTES, end)
 
     def open_nested(self, outer: Nested, sender: int, sender_incarnation: int) -> Frame | Refusal:
-        """Decode the frame nested in `outer`; a Refusal if it is invalid.
+        """Decode the frame nested in `outer`; returns a Refusal if it is invalid.
 
         It must come from this sender and incarnation, and have the epoch of `outer`.
         """
@@ -196,7 +196,9 @@ def _parse_nested(frame: Nested, data: bytes, start: int, end: int, latest_slot:
 
 
 def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
-    """Read data[start:end] into a DATA frame: packed messages, a fragment, requests, or an empty end-of-slot mark."""
+    """Read data[start:end] into a DATA frame: packed messages, a fragment, or an end-of-slot mark
+    that is empty or carries requests for other settings.
+    """
     flags = frame.flags
     if flags & LEAVING and not flags & END_OF_SLOT:
         return Refusal.UNKNOWN_FLAGS

@@ -65,7 +65,7 @@ def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
 
 
 def datagrams_per_slot(originals: int, a: int, b: int) -> int:
-    """The number of datagrams in a slot with M originals (erratum 001-2).
+    """The number of datagrams that FEC sends in a slot with M originals, the frames to protect (erratum 001-2).
 
     It is M' + a⌈M'/(b-a)⌉ with M' = max(M, 1), because a slot without messages still has its end-of-slot mark.
     """
@@ -74,10 +74,11 @@ def datagrams_per_slot(originals: int, a: int, b: int) -> int:
 
 
 def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
-    """The most datagrams in one slot: AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉, the paper's NetMaxBurst (erratum 001-2).
+    """The most datagrams that FEC sends in one slot: AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉.
 
-    An interval of length Θ that is not a slot can contain more datagrams (erratum 001-3). Raises
-    InvalidOption if a slot has more frames than the frame number in the header can count.
+    This is the paper's NetMaxBurst (erratum 001-2). An interval of length Θ that is not a slot can contain more
+    datagrams (erratum 001-3). Raises InvalidOption if a slot has more frames than the frame number in
+    the header can count.
     """
     datagrams = datagrams_per_slot(app_max_burst, a, b)
     if datagrams > FRAME_NUMBER_MAX:
@@ -158,7 +159,7 @@ class _SlotBlocks:
     """The number of the slot's last block, once known."""
 
     def is_finished(self) -> bool:
-        """Whether every block is complete."""
+        """Whether every block of the slot is complete."""
         return self.last_block is not None and len(self.complete) == self.last_block + 1
 
     def is_consistent_with(self, share: Share) -> bool:
@@ -300,7 +301,7 @@ class Fec:
             self._send_block(now, len(waiting), END_OF_SLOT)
 
     def _send_block(self, now: int, count: int, flags: int) -> None:
-        """Send the first `count` waiting originals as a block."""
+        """Send the first `count` waiting originals as a block, with its redundant shares."""
         frames = self._waiting[:count]
         del self._waiting[:count]
         first, multicast = frames[0], all(frame.multicast for frame in frames)
@@ -403,7 +404,7 @@ class Fec:
             self.incomplete_blocks += stream.raise_floor(min(stream.slots) + 1)
 
     def _complete_block(self, stream: _SenderBlocks, slot: _SlotBlocks, share: Share) -> None:
-        """The block has as many shares as originals: reconstruct the missing originals."""
+        """Reconstruct the missing originals of the share's block, which now has as many shares as originals."""
         shares = slot.incomplete.pop(share.block)
         stream.held_bytes -= stored_bytes(shares)
         slot.complete.add(share.block)
@@ -439,11 +440,11 @@ class Fec:
                 self.incomplete_blocks += stream.raise_floor(floor)
 
     def wake_at(self) -> int | None:
-        """None: the order ends the slots, and dropping old blocks can wait for any wake."""
+        """Always None: the order ends the slots, and this layer drops old blocks at any later `wake`."""
         return None
 
     def kept_slots(self, slot: int) -> int:
-        """How many slots before `slot` of the same sender keep their incomplete blocks."""
+        """For how many slots before `slot` this layer keeps the incomplete blocks of a sender."""
         return -(-self._keep_incomplete_ns // min(self._slots().lengths_from(slot))) + 1
 
     def held_bytes(self) -> int:

@@ -29,7 +29,7 @@ _CODERS_KEPT = 512
 
 @dataclass(slots=True)
 class Share(Frame):
-    """A received FEC frame: the common header fields, the position, and the share as `body`."""
+    """A received FEC frame: the common header fields, the share's position in its block, and the share as `body`."""
 
     size: int = 0
     """The size of an original; in a redundant share, the code over the sizes of the originals."""
@@ -51,7 +51,7 @@ def pack_share_position(size: int, block: int, index: int, originals: int, redun
 
 
 def unpack_share_position(position: int) -> tuple[int, int, int, int, int]:
-    """The fields of `pack_share_position`, unchecked: the size may exceed SIZE_END."""
+    """Unpack the arguments of `pack_share_position`, in its order, unchecked: the size may exceed SIZE_END."""
     return position >> 40, position >> 24 & 0xFFFF, position >> 16 & 0xFF, position >> 8 & 0xFF, position & 0xFF
 
 

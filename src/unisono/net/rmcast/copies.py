@@ -26,7 +26,7 @@ class RmcastCopy(Nested):
 
     originator: int = 0
     originator_incarnation: int = 0
-    """An originator numbers its messages from 0 in each incarnation."""
+    """The incarnation of the originator, which numbers its messages from 0 in each incarnation."""
     rho: int = 0
     eta_ns: int = 0
 

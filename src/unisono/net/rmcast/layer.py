@@ -84,7 +84,8 @@ def order_policy(policy: Policy) -> Policy:
     least = FRAME_MIN + RMCAST_BYTES
     if policy.max_frame < least:
         raise InvalidOption(
-            "max_frame", f"expected at least {least} bytes for reliable multicast, got {policy.max_frame}"
+            "max_frame",
+            f"expected at least {least} bytes for reliable multicast, got {policy.max_frame}; raise max_frame",
         )
     reliable = policy.reliable
     if reliable is not None and policy.rho_most > reliable.rho:

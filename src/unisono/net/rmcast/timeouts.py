@@ -14,7 +14,7 @@ from unisono.model.policy import Redundancy, RelativeRequirement
 FOREVER = 2**62
 """ω = ∞: this process never takes over."""
 _STEPS = 1024
-"""S has this many steps in the table of results. The rest of S is rounded down to a step, which is safe."""
+"""The table of results divides the time S into this many steps. The time left is rounded down, which is safe."""
 
 
 class OmegaRule(Protocol):

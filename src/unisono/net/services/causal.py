@@ -179,5 +179,5 @@ class Causal(Service):
         return min(firsts) + self._message_lifetime_ns
 
     def counters(self) -> Mapping[str, int]:
-        """Frames that were not used, and missing frames that were skipped."""
+        """How many frames were not used, and how many missing frames were skipped."""
         return {**super().counters(), "skipped": self.skipped_frames}

@@ -100,5 +100,5 @@ class Fifo(Service):
         return min(waits) + self._message_lifetime_ns if waits else None
 
     def counters(self) -> Mapping[str, int]:
-        """Frames that were not used, and missing frames that were skipped."""
+        """How many frames were not used, and how many missing frames were skipped."""
         return {**super().counters(), "skipped": self.skipped_frames}

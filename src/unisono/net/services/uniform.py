@@ -120,7 +120,9 @@ class UniformDelivery(Service):
         if least > policy.max_frame:
             missing = least - policy.max_frame
             delivery = f"uniform delivery to {len(self._members)} members"
-            raise InvalidOption("max_frame", f"{delivery} needs {missing} more bytes per frame; raise max_frame")
+            raise InvalidOption(
+                "max_frame", f"{delivery} needs {missing} more bytes per frame; raise max_frame by {missing}"
+            )
         self._incarnations: dict[int, tuple[int, int]] = {}
         self._waiting: deque[_WaitingMessage] = deque()
         self._last_haves: dict[int, list[Have]] = {}
@@ -195,7 +197,7 @@ class UniformDelivery(Service):
         self._release(now)
 
     def _release(self, now: int) -> None:
-        """Pass up the first messages that wait, while each has enough holders; drop those that have expired."""
+        """Pass up the first messages that wait, while enough members have them; drop those that waited too long."""
         waiting = self._waiting
         while waiting and (
             len(waiting[0].holders - self._departed) >= self._holders_needed or self._has_expired(now, waiting[0])
@@ -288,5 +290,5 @@ class UniformDelivery(Service):
         return min(times, default=None)
 
     def counters(self) -> Mapping[str, int]:
-        """Frames that were not used, and messages dropped because too few members were known to have them."""
+        """How many frames were not used, and how many messages were dropped because too few members had them."""
         return {**super().counters(), "dropped": self.dropped_messages}

@@ -179,7 +179,7 @@ class ConsensusOrderBase(ABC):
         """At the end of `flush`, when there is nothing to propose or apply: queue outgoing frames, and leave if due."""
 
     def leave(self, now: int) -> None:
-        """Leave when all submitted messages are in the log. The others still need a majority of all members."""
+        """Leave when all submitted messages are in the log. It still counts in the others' majority."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
             self.has_pending_input = True
@@ -244,8 +244,9 @@ class ConsensusOrderBase(ABC):
         for member in sorted(self.consensus.storage_identity.lost_storage - self._reported_lost_storage):
             self._reported_lost_storage.add(member)
             text = (
-                f"member {member} restarted without its storage, so its votes do not count; restore its file or give "
-                "it a new member number"
+                f"member {member} restarted without its storage, so its votes do not count. Restart it with the "
+                "file that it used last, never with an older copy, or under a number of this group that no member has "
+                "used yet"
             )
             self.events.append(Violation(ViolationKind.MEMORY_LOST, text, member))
 
@@ -255,7 +256,8 @@ class ConsensusOrderBase(ABC):
             self._reported_refused_by.add(member)
             text = (
                 f"the storage of member {me} does not match the one that member {member} recorded, so member {member} "
-                "ignores it; restore the original file or give this member a new number"
+                "ignores it. Restart this member with the file that it used last, never with an older copy, or under a "
+                "number of this group that no member has used yet"
             )
             self.events.append(Violation(ViolationKind.MEMORY_LOST, text, me))
 
@@ -550,7 +552,7 @@ class ConsensusOrder(ConsensusOrderBase):
         self.events.append(LeaveComplete(self.log.slot))
 
     def _is_refused(self) -> bool:
-        """Whether this member's storage is refused by the leader, or by too many members to leave a majority."""
+        """Whether the leader refuses this member's storage, or the members that do not refuse it are no majority."""
         consensus, refused_by = self.consensus, self.consensus.storage_identity.refused_by
         return consensus.leader in refused_by or len(consensus.members) - len(refused_by) < consensus.majority
 
@@ -626,8 +628,9 @@ class AgreedLog:
             state = decode_log_state(restored.state)
         except Unreadable as error:
             raise StorageError(
-                f"the snapshot of the log up to instance {restored.k} cannot be read; it was written by another order "
-                f"or is damaged: {error}"
+                f"the snapshot of the log up to instance {restored.k} cannot be read: {error}. Check that all members "
+                "use the same order and the same release of unisono, and that they wrote this member's storage file. "
+                "Do not restore an older copy of the file: it lacks promises"
             ) from error
         self._message_count, self.slot, self.first_slot = state.messages, state.slot, state.slot + 1
         self._next_serials = {its.member: (its.incarnation, its.next_serial) for its in state.senders}

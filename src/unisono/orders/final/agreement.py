@@ -82,7 +82,7 @@ class MemberReports:
         return True
 
     def done_slot(self, members: Sequence[int]) -> int:
-        """The last slot in which none of these members will deliver anything more early."""
+        """The last slot up to which all these members have finished their early deliveries, by their reports."""
         return min(
             (self.by_member[member].done_slot if member in self.by_member else 0 for member in members), default=0
         )
@@ -137,14 +137,14 @@ class FinalProposer:
         self._proposed = MessageSet()
         self._proposed_participants: dict[int, int] = {}
         self._hole_since: dict[MessageOrigin, int] = {}
-        """Since when messages of an unresponsive sender are known to be missing."""
+        """By incarnation of an unresponsive sender: since when messages of it are known to be missing."""
         self.retry_at: int | None = None
         """When the wait for missing messages of an unresponsive sender ends; None if no message waits."""
 
     def new_participants(self, trusted: Sequence[int], all_slots_done: int) -> dict[int, int]:
         """Members that have reported and do not take part yet, with their incarnations.
 
-        A member whose done slot is `all_slots_done` is leaving and is not included.
+        A member that reports `all_slots_done` as its last finished slot is leaving and is not included.
         """
         found = {}
         for member in trusted:
@@ -278,8 +278,9 @@ class FinalLog:
             state = decode_state(restored.state)
         except Unreadable as error:
             raise StorageError(
-                f"the snapshot of the final order up to instance {restored.k} cannot be read: it is damaged or of an "
-                f"incompatible version; restore this member's original storage ({error})"
+                f"the snapshot of the final order up to instance {restored.k} cannot be read: {error}. Check that all "
+                "members use the same release of unisono, and that it wrote this member's storage file. Do not restore "
+                "an older copy of the file: it lacks promises"
             ) from error
         self.k, self.message_count, self.slot, self.final = restored.k, state.message_count, state.slot, state.final
         self.participants, self._closed_incarnations = dict(state.participants), dict(state.closed_incarnations)
@@ -297,7 +298,7 @@ class MessageStore:
     def __init__(self) -> None:
         self.payload_bytes = 0
         self._held: dict[SenderSlot, list[tuple[int, PackedMessages]]] = {}
-        """By sender slot, (first number, messages), ascending and without overlap."""
+        """By sender slot: pairs of the first message's number and the messages, ascending and without overlap."""
 
     def put(self, sender_slot: SenderSlot, first: int, messages: PackedMessages) -> bool:
         """Store messages that are not stored already. True if any are new."""
@@ -315,7 +316,7 @@ class MessageStore:
         return bool(new)
 
     def ranges(self, sender_slot: SenderSlot) -> tuple[SequenceRange, ...]:
-        """The numbers of the stored messages of a sender slot; adjacent ranges are joined."""
+        """The numbers of the stored messages of a sender slot, as ranges; adjacent ranges are joined."""
         joined: list[SequenceRange] = []
         for first, messages in self._held.get(sender_slot, ()):
             last = first + messages.count - 1

@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("!I")
 MESSAGE_RANGE_BYTES = _MESSAGE_RANGE.size
 INCARNATION_BYTES = struct.calcsize("!HI")
 LENGTH_BYTES = _LENGTH.size
-"""Each message in a recovery reply starts with its length."""
+"""The size of the length field that stands before each message in a recovery reply."""
 ALL_SLOTS_DONE = SEQUENCE_LIMIT - 1
 """The done slot of a member whose inner order has left: it delivers nothing early any more."""
 
@@ -84,15 +84,22 @@ def _is_possible(message_range: MessageRange) -> bool:
     )
 
 
+def _impossible_text(message_range: MessageRange) -> str:
+    return f"expected a slot and sequence numbers below 2**63 and at least one message, found {message_range}"
+
+
 def _read_range(data: bytes) -> MessageRange:
     message_range = MessageRange._make(_MESSAGE_RANGE.unpack(data))
     if not _is_possible(message_range):
-        raise Unreadable(f"impossible message range {message_range}")
+        raise Unreadable(_impossible_text(message_range))
     return message_range
 
 
 class _Ranges(Part):
-    """Message ranges up to the end. A report can hold hundreds of them, so struct reads them all in one call."""
+    """A part with message ranges, up to the end of the message.
+
+    A report can hold hundreds of them, so struct reads them all in one call.
+    """
 
     def encode(self, value: Sequence[MessageRange]) -> bytes:
         return b"".join([_MESSAGE_RANGE.pack(*message_range) for message_range in value])
@@ -100,16 +107,18 @@ class _Ranges(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRange, ...], int]:
         if (len(body) - at) % MESSAGE_RANGE_BYTES:
             raise Unreadable(
-                f"{len(body) - at} bytes are not a whole number of message ranges of {MESSAGE_RANGE_BYTES} bytes"
+                f"{self.name}: expected message ranges of {MESSAGE_RANGE_BYTES} bytes each, but {len(body) - at} bytes "
+                "remain, which is no multiple"
             )
         message_ranges = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(body[at:])))
         if not all(map(_is_possible, message_ranges)):
-            raise Unreadable(f"one of these message ranges is impossible: {message_ranges}")
+            impossible = next(each for each in message_ranges if not _is_possible(each))
+            raise Unreadable(f"{self.name}: {_impossible_text(impossible)}")
         return message_ranges, len(body)
 
 
 def _reply_is_consistent(reply: RecoveryReply) -> bool:
-    """Whether the bytes of a recovery reply lie within its `total_bytes`; several messages must come complete."""
+    """Whether the data of a recovery reply lies within its `total_bytes`. A reply with several messages fills it."""
     size = len(reply.data)
     if reply.message_range.length > 1:
         return reply.offset == 0 and size == reply.total_bytes

@@ -77,7 +77,7 @@ REPORT_FRAMES_MAX = 8
 PENDING_BYTES_MAX = 16 << 20
 """`submit` accepts nothing while more payload than this is not final."""
 RETAINED_BYTES_MAX, RETAINED_RANGES_MAX = 64 << 20, 1 << 17
-"""Keep at most this much for unresponsive members; a member that misses more is excluded."""
+"""Keep at most these bytes and message ranges for unresponsive members; one that misses more is excluded."""
 LEAVE_TIMEOUT_NS = 500 * NS_PER_MS
 """A leaving member waits this long, and three latency bounds, for its messages to become final."""
 
@@ -472,7 +472,7 @@ class FinalOrder:
     # -- blocking and departure ------------------------------------------------------------------------------
 
     def _report_if_blocked(self, now: int) -> None:
-        """Report a violation, once, if messages wait to become final and nothing does."""
+        """Report a violation, once, if messages wait to become final but none has become final for too long."""
         if not (self._pending_bytes or self._undelivered):
             self._last_progress_at, self._blocked_reported = now, False
         if self._blocked_reported or now <= self._last_progress_at + 4 * self._retry_ns:

@@ -54,7 +54,7 @@ class Recovery:
         return min((at for at, _ in self._requested.values()), default=None)
 
     def overdue(self, now: int) -> bool:
-        """Whether a request has not been answered in time."""
+        """Whether a recovery request has not been answered in time."""
         due = self.retry_at()
         return due is not None and now >= due
 
@@ -90,7 +90,7 @@ class Recovery:
         self._request(now, missing)
 
     def _request(self, now: int, missing: dict[MessageRange, list[int]]) -> None:
-        """Request these ranges, each from one of its holders, unless a request for it is not overdue yet."""
+        """Request each missing range from one of its holders, unless an earlier request for it is not overdue yet."""
         requests: dict[int, list[MessageRange]] = {}
         previous, self._requested = self._requested, {}
         for message_range, holders in missing.items():

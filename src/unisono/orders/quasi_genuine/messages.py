@@ -55,12 +55,15 @@ STAMP_SENDERS = 1 << 16
 
 
 def stamp_of(ts: int, sender: int) -> int:
-    """The stamp for a timestamp of `sender`. A sender never uses a timestamp twice."""
+    """Make a stamp from the timestamp `ts` and the member number of `sender`, which never uses a timestamp twice."""
     return ts * STAMP_SENDERS + sender
 
 
 def stamp_after(last: int, ts: int, sender: int) -> int:
-    """max(ts, last+1) with the sender's number in it, so that no two messages of any groups have the same stamp."""
+    """The smallest stamp of `sender` that is larger than the stamp `last` and has at least the timestamp `ts`.
+
+    The sender's number is part of it, so no two messages of any groups have the same stamp.
+    """
     return max(stamp_of(ts, sender), stamp_of(time_of(last) + (last % STAMP_SENDERS >= sender), sender))
 
 
@@ -88,7 +91,7 @@ class TopologyStep(IntEnum):
     """The kinds of topology messages, by which groups open and close the links between them."""
 
     ADMIT = 1
-    """Request: we are going to send to you, from entry `head` + 1 on. Wait for our barriers."""
+    """Request: we are going to send to you, from entry `head` + 1 of our stream on. Wait for our barriers."""
     ADMITTED = 2
     """Answer: we wait for your barriers beyond `stamp`. Give your messages to us larger stamps."""
     RELEASE = 3
@@ -173,7 +176,7 @@ class Null:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedByAll:
-    """Every member of the group `receiver` has the first `upto` entries of its stream, so they can be dropped."""
+    """Every member of the group `receiver` has the first `upto` entries of the stream to it, so they can be dropped."""
 
     receiver: int
     upto: int
@@ -201,7 +204,10 @@ class _CastSpec(Spec[Cast]):
         ts, mask = _CAST_FIELDS.unpack_from(body, start)
         bundle = read_bundle(body, at, end)
         if ts >= SEQUENCE_LIMIT or (not mask and control_in_bundle(bundle) is None):
-            raise Unreadable(f"a cast has timestamp {ts}, not below 2**63, or neither destinations nor a control")
+            raise Unreadable(
+                "a cast needs a timestamp below 2**63, and destination groups or a topology control message; "
+                f"found timestamp {ts} and destination mask {mask:#x}"
+            )
         return Cast(ts, mask, bundle), end
 
 
@@ -238,12 +244,15 @@ def decode_value(value: bytes) -> list[LogItem]:
     while at < len(value):
         start = at + _ITEM.size
         if start > len(value):
-            raise Unreadable(f"a log value of {len(value)} bytes ends in the tag or length of an item at offset {at}")
+            raise Unreadable(
+                f"a log value: expected {_ITEM.size} bytes for the tag and length of an item, found {len(value) - at}"
+            )
         tag, length = _ITEM.unpack_from(value, at)
         at = start + length
         if tag not in _ITEMS or at > len(value):
             raise Unreadable(
-                f"an item has an unknown tag or is cut off: tag {tag}, {length} bytes at offset {start} of {len(value)}"
+                f"a log value has an item with tag {tag} and {length} bytes; expected one of the tags {sorted(_ITEMS)} "
+                f"and at most {len(value) - start} bytes"
             )
         items.append(_ITEMS[tag].decode(value[start:at]))
     return items
@@ -342,7 +351,7 @@ _LINK_STATES = 5
 
 @dataclass(slots=True)
 class StreamState:
-    """A stream to another group: its number of entries so far, and the entries from number `first` on."""
+    """A stream to another group: its number of entries so far, and the entries still kept, from number `first` on."""
 
     head: int
     first: int
@@ -372,7 +381,7 @@ class NumberedEntry(NamedTuple):
 
 
 class OutgoingLinkState(NamedTuple):
-    """The link to another group: its state, epoch, number of entries, and the version since which it closes."""
+    """The link to another group: its state, epoch, number of entries, and the topology version that closes it."""
 
     state: int
     epoch: int
@@ -398,7 +407,7 @@ class TopologySnapshot:
     outgoing: dict[int, OutgoingLinkState] = field(default_factory=dict)
     """By receiving group, the state of the link to it."""
     incoming: dict[int, IncomingLinkState] = field(default_factory=dict)
-    """By sending group."""
+    """By sending group, the state of the link from it."""
     confirmed_versions: dict[int, int] = field(default_factory=dict)
 
 
@@ -409,10 +418,10 @@ class GroupState:
     last_stamp: int = 0
     null_count: int = 0
     next_serials: dict[int, NextBundle] = field(default_factory=dict)
-    """By sender of the own group."""
+    """By sender of this member's group: its incarnation, and the serial number of its next bundle."""
     streams: dict[int, StreamState] = field(default_factory=dict)
     barriers: dict[int, SourceBarrier] = field(default_factory=dict)
-    """By sending group."""
+    """By sending group: the number of its entries received here, and its barrier."""
     pending: tuple[NumberedEntry, ...] = ()
     """Messages that wait for barriers."""
     delivered_stamp: int = 0
@@ -506,8 +515,8 @@ def stored_stream_entries(stored_records: StoredRecords | None) -> Iterator[Numb
                 yield decode_stream_record(record[1:])
             except Unreadable as error:
                 raise StorageError(
-                    "a stored message of another group is malformed; restore this member's storage file from a copy "
-                    f"({error})"
+                    f"this member's storage has a malformed message of another group: {error}. Start this member with "
+                    "the release of unisono that wrote the file. Do not restore an older copy: it lacks promises"
                 ) from error
 
 
