@@ -117,7 +117,7 @@ def plan_windows(
 
 
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
-    """The facts about the logs that the check of windows needs, or why no window can be decided."""
+    """What the check of a window must know about each member's log, or the reason why no window can be checked."""
     known = member_runs(run.member_events)
     receptions: dict[MemberRunId, ReceptionSummary] = {}
     for summary in run.summaries:

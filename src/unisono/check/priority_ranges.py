@@ -166,7 +166,7 @@ class PriorityRun:
         }
 
     def without_diverging_logs(self) -> PriorityRun:
-        """This run without the deliveries at which the diverging logs diverge, and all later ones of these logs."""
+        """This run, with each diverging log (one member's deliveries) cut off before it differs."""
         first = min(self.irregular_ranges, default=0)
         numbers = sorted({n for run_id in self.diverging_logs for n, _ in self.spans_by_run[run_id] if n >= first})
         new_summaries = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))

@@ -574,7 +574,8 @@ class AgreedLog:
     def next_serial(self, sender: int, incarnation: int) -> int:
         """The serial number of the next bundle that the log accepts from this incarnation of a sender.
 
-        It is larger than any real serial number if a later incarnation is in the log already.
+        If the log already has a later incarnation of the sender, the number is larger than any bundle has: the log
+        accepts nothing more from this one.
         """
         known_incarnation, serial = self._next_serials.get(sender, (-1, 0))
         if known_incarnation < incarnation:

@@ -231,8 +231,8 @@ class LeaderElection:
     ) -> None:
         """Frames are appended to `down`, events to `events`; `ignored` counts frames that had no effect.
 
-        `last_frames_of` says which last frames of a member count when the leader removes it. `missing_frames_of`
-        lists the frames of some members that the stream has ordered and that have not arrived.
+        `last_frames_of` returns the last frames of a member that are still ordered when the leader removes it.
+        `missing_frames_of` returns frames of some members that the leader has ordered but that have not arrived.
         """
         self.frame_sender = FrameSender(policy, down)
         self.events = events
