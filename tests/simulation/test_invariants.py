@@ -23,6 +23,7 @@ from unisono.model.message_set import MessageRange
 from unisono.model.text.scenario import parse_scenario
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.final.agreement import AgreedRange, FinalLog
+from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.election import StreamMembership
 from unisono.orders.leader.stream import OrderedStream, StreamEntry
@@ -103,7 +104,7 @@ def leaves_a_hole(right: Rule, self: OrderedStream, *given: Any) -> StreamEntry:
     return replace(entry, position=entry.position + (entry.position > 4))
 
 
-def counts_a_delivery_twice(right: Rule, self: LeaderOrderBase, *given: Any) -> None:
+def counts_a_delivery_twice(right: Rule, self: LeaderOrderBase | FinalOrder, *given: Any) -> None:
     right(self, *given)
     self._index += 1
 
@@ -137,6 +138,7 @@ DEFECTS = [
     Defect("promise", "leader_dies", StreamMembership, "next_term_of", takes_a_term_back),
     Defect("stream", "leader_dies", OrderedStream, "next_entry", leaves_a_hole),
     Defect("index", "leader_dies", LeaderOrderBase, "_deliver", counts_a_delivery_twice),
+    Defect("index", "vbr_grades", FinalOrder, "_deliver", counts_a_delivery_twice),
     Defect("porder", "cbr_quickstart", Cbr, "_finish_cycle", adds_a_turn),
     Defect("end of slot", "vbr_quickstart", Vbr, "_close_slot", closes_a_slot_twice),
     Defect("order", "vbr_quickstart", Vbr, "_finish_slot", serves_the_last_member_first),

@@ -593,8 +593,9 @@ class QuasiGenuine(ConsensusOrderBase):
             state = decode_state(restored.state)
         except Unreadable as error:
             raise StorageError(
-                f"the snapshot of the group's log up to instance {restored.k} is malformed; "
-                f"restore the storage file that it was read from ({error})"
+                f"the snapshot of the group's log up to instance {restored.k} cannot be read: {error}. Check that all "
+                "members use the same order and the same release of unisono, and that they wrote this member's storage "
+                "file. Do not restore an older copy of the file: it lacks promises"
             ) from error
         self.log.restore(state)
         self.barrier_queue.update_sources(self.log.topology.incoming)
