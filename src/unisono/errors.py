@@ -130,6 +130,17 @@ class ScenarioError(UnisonoError, ValueError):
         self.problem = problem
 
 
+class ConfigError(UnisonoError, ValueError):
+    """A configuration file is invalid. The message names the file, the line, the field and the expected value."""
+
+    def __init__(self, source: str, line: int, field: str, problem: str) -> None:
+        super().__init__(f"{source}:{line}: {field}: {problem}")
+        self.source = source
+        self.line = line
+        self.field = field
+        self.problem = problem
+
+
 class SlaError(UnisonoError, ValueError):
     """An SLA file is invalid. The message names the file, the line, the field and the expected value."""
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from unisono.errors import InvalidOption
-from unisono.model.policy import Policy
+from unisono.model.options import OrderName, options_of, order_class
+from unisono.model.policy import OrderSettings, Policy
 
-OPTION_DEFAULTS: Final = {
-    "failures": False,
-    "loss_burst": 0,
-    "fec": None,
-    "processing_ns": 0,
-    "reservation": "sender",
-    "reliable": None,
-    "grades": "early",
-    "multigroup": None,
-}
+OPTION_DEFAULTS: Final = {field.name: field.default for field in fields(OrderSettings)}
 """The options that only some orders support, each with its default. The default means that the option is not used."""
 
 
@@ -64,29 +56,40 @@ class Capabilities:
     """Whether all members must start together. With two grades of delivery they need not."""
 
 
+def _options(order: OrderName, *always: str) -> frozenset[str]:
+    """The options of `OPTION_DEFAULTS` that an order has.
+
+    `always` names options that make no difference, because the order always behaves as if they were set.
+    """
+    return frozenset(option.policy_field for option in options_of(order_class(order)) if option.policy_field) | {
+        *always
+    }
+
+
 def _service(layers: tuple[str, ...], checks: tuple[str, ...]) -> Capabilities:
-    options = frozenset({"failures", "reliable"})
-    return Capabilities(options, False, layers, checks, admits_late_members=True, keyed=False)
+    return Capabilities(_options("reliable"), False, layers, checks, admits_late_members=True, keyed=False)
 
 
-_PRIORITY = Capabilities(frozenset({"failures"}), pulled=True, admits_late_members=True)
-_LEADER = Capabilities(frozenset({"processing_ns", "failures", "reliable"}), led=True, starts_together=True)
+_PRIORITY = Capabilities(_options("priority", "failures"), pulled=True, admits_late_members=True)
+_LEADER = Capabilities(_options("leader", "failures"), led=True, starts_together=True)
 
 CAPABILITIES: Final[dict[str, Capabilities]] = {
     "cbr": Capabilities(
-        frozenset({"reservation", "reliable", "grades"}),
+        _options("cbr"),
         by_clock=True,
         slotted=True,
         waits_for_all=True,
         numbers_finals=True,
         starts_together=True,
     ),
-    "consensus": Capabilities(frozenset({"failures"}), durable=True, admits_late_members=True, numbers_finals=True),
+    "consensus": Capabilities(
+        _options("consensus", "failures"), durable=True, admits_late_members=True, numbers_finals=True
+    ),
     "leader": _LEADER,
     "priority": _PRIORITY,
     "priority_coordinator": _PRIORITY,
     "quasi_genuine": Capabilities(
-        frozenset({"failures", "multigroup"}),
+        _options("quasi_genuine", "failures"),
         durable=True,
         routed=True,
         admits_late_members=True,
@@ -95,7 +98,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
     ),
     "timestamp": _LEADER,
     "vbr": Capabilities(
-        frozenset({"failures", "loss_burst", "fec", "reliable", "grades"}),
+        _options("vbr"),
         by_clock=True,
         slotted=True,
         resizable_slots=True,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
@@ -216,28 +216,45 @@ def check_slots(timing: Timing) -> None:
         raise InvalidOption(which, f"{spans}, but the limit is {SLOTS_IN_FLIGHT_MAX:,}; use longer slots")
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The options with which one member takes part in one group.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """The options that only some orders have, as a policy and a scenario hold them. The default is: not used.
 
     `failures` lets members crash, join and leave while the group runs; a crash may then leave gaps in the order.
     `loss_burst` (x) is the largest number of consecutive datagrams of a sender that are lost. `fec` = (a, b) says that
     at most a of any b consecutive ones are lost. `processing_ns` (p) is the most time that a leader needs for one
-    message or request.
+    message or request. `reservation` says whether the "sender" or each "receiver" of a flow reserves its bandwidth
+    (paper 000 §4.2; CBR).
 
     `reliable` puts reliable multicast under the order, for a network that loses datagrams. Δ is then the time within
     which a multicast reaches all members with the required probability; a single datagram must not take longer either.
-    `rho_most` and `fec_most` are the limits up to which adaptation may raise ρ and a; the member reserves bandwidth for
-    them.
 
     `grades` selects the deliveries: "early" (as the order produces them), "final" (agreed by all members), or "both",
-    each message once in each grade.
+    each message once in each grade. `multigroup` is the topology and the other options of a quasi-genuine order.
+    """
 
-    `reservation` says whether the "sender" or each "receiver" of a flow reserves its bandwidth (paper 000 §4.2; CBR).
-    `probe_every_ns` is the interval at which each peer's clock is probed (0: never). `multicast` allows IP multicast.
-    The first slot begins at least `start_margin_ns` after a member chooses it, even if the paper's Smax is earlier.
-    `multigroup` is the topology and the other options of a quasi-genuine order. `rejoin` (over agreed views): an
-    excluded member rejoins by itself, as a new incarnation.
+    failures: bool = False
+    loss_burst: int = 0
+    fec: tuple[int, int] | None = None
+    processing_ns: int = 0
+    reservation: str = "sender"
+    reliable: Redundancy | None = None
+    grades: str = "early"
+    multigroup: Multigroup | None = None
+
+    def order_settings(self) -> dict[str, Any]:
+        """These options by name, for a value that has the same ones."""
+        return {field.name: getattr(self, field.name) for field in fields(OrderSettings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy(OrderSettings):
+    """The options with which one member takes part in one group.
+
+    `rho_most` and `fec_most` are the limits up to which adaptation may raise ρ and a; the member reserves bandwidth for
+    them. `probe_every_ns` is the interval at which each peer's clock is probed (0: never). `multicast` allows IP
+    multicast. The first slot begins at least `start_margin_ns` after a member chooses it, even if the paper's Smax is
+    earlier. `rejoin` (over agreed views): an excluded member rejoins by itself, as a new incarnation.
     """
 
     group: str
@@ -253,16 +270,8 @@ class Policy:
     start_margin_ns: int = 0
     probe_every_ns: int = 0
     multicast: bool = False
-    failures: bool = False
-    loss_burst: int = 0
-    fec: tuple[int, int] | None = None
-    processing_ns: int = 0
-    reservation: str = "sender"
-    reliable: Redundancy | None = None
-    grades: str = "early"
     rho_most: int = 0
     fec_most: int = 0
-    multigroup: Multigroup | None = None
     rejoin: bool = True
 
     def __post_init__(self) -> None:

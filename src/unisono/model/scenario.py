@@ -13,9 +13,8 @@ from typing import Literal, TypeAlias
 from unisono.model.delays import DelayModel
 from unisono.model.events import View
 from unisono.model.faults import Fault
-from unisono.model.policy import PROBE_INTERVAL_NS, Policy, Redundancy
+from unisono.model.policy import PROBE_INTERVAL_NS, OrderSettings, Policy
 from unisono.model.timing import Timing
-from unisono.model.topology import Multigroup
 from unisono.model.units import NS_PER_S, Rate
 
 EPOCH_NS = 1_700_000_000 * NS_PER_S
@@ -146,7 +145,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(OrderSettings):
     """Everything that defines a run of a group. A command may run it with another seed."""
 
     source: str
@@ -162,18 +161,10 @@ class Scenario:
     epoch_ns: int = EPOCH_NS
     max_message: int = 4096
     max_frame: int = 1400
-    failures: bool = False
-    loss_burst: int = 0
-    fec: tuple[int, int] | None = None
-    processing_ns: int = 0
-    reservation: str = "sender"
-    reliable: Redundancy | None = None
-    grades: str = "early"
     consume_ns: Mapping[int, int] = field(default_factory=dict)
     """In the priority order, how long each member's application needs for one message."""
     priorities: tuple[int, ...] = (0,)
     """The priorities of each member's messages, in turn."""
-    multigroup: Multigroup | None = None
     routes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     """In a quasi-genuine order: by member, the destination groups of its messages, in turn."""
     clocks: Clocks = Clocks()
@@ -193,15 +184,8 @@ class Scenario:
             incarnation=incarnation,
             max_message=self.max_message,
             max_frame=self.max_frame,
-            failures=self.failures,
-            loss_burst=self.loss_burst,
-            fec=self.fec,
-            processing_ns=self.processing_ns,
-            reservation=self.reservation,
-            reliable=self.reliable,
-            grades=self.grades,
-            multigroup=self.multigroup,
             probe_every_ns=PROBE_INTERVAL_NS if self._has_clock_beyond_gamma() else 0,
+            **self.order_settings(),
         )
 
     def _has_clock_beyond_gamma(self) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from unisono.errors import InvalidOption, ScenarioError
+from unisono.model.capabilities import OPTION_DEFAULTS
 from unisono.model.delays import DelayModel, parse_delay, truncated_to
-from unisono.model.events import GRADES, View
+from unisono.model.events import View
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
+from unisono.model.options import text_options
 from unisono.model.policy import ADAPTIVE, PRIORITY_MAX, Redundancy, RelativeRequirement
 from unisono.model.scenario import (
     EPOCH_NS,
@@ -69,13 +71,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
         epoch_ns=run.duration("epoch", f"{EPOCH_NS}ns"),
         max_message=max_message,
         max_frame=group.integer("max_frame", 1400),
-        failures=group.flag("failures", False),
-        loss_burst=group.integer("loss_burst", 0),
-        fec=_fec(group),
-        processing_ns=group.duration("processing", "0ns"),
-        reservation=group.text("reservation", "sender"),
         reliable=_reliable(top.table("reliable")) if top.has("reliable") else None,
-        grades=group.choice("grades", GRADES, "early"),
         consume_ns=consuming[0],
         priorities=consuming[1],
         multigroup=multigroup,
@@ -84,6 +80,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
         faults=tuple(_fault(table, members) for table in top.tables("fault")),
         steps=tuple(_step(table, members, rates, multigroup) for table in top.tables("step")),
         expect=_expect(top.table("expect")),
+        **_order_settings(group),
     )
     for table in (group, run, top):
         table.reject_unknown_fields()
@@ -110,14 +107,17 @@ def _members(group: TomlTable) -> tuple[int, ...]:
     return group.checked("members", lambda: View(tuple(value))).members
 
 
-def _fec(group: TomlTable) -> tuple[int, int] | None:
-    text = group.text("fec", "")
-    a, slash, b = text.partition("/")
-    if not text:
-        return None
-    if not slash or not a.isdigit() or not b.isdigit():
-        raise group.error("fec", f"expected a/b such as '2/10', got {text!r}")
-    return int(a), int(b)
+def _order_settings(group: TomlTable) -> dict[str, Any]:
+    """The options of [group] that only some orders have, as fields of a scenario."""
+    settings = {}
+    for option in text_options():
+        if option.policy_field not in OPTION_DEFAULTS or option.name == "reliable":
+            continue
+        value = group.pop(option.name, None)
+        if value is not None:
+            parsed = group.checked(option.name, partial(option.parse, value))
+            settings[option.policy_field] = parsed if option.to_policy is None else option.to_policy(parsed)
+    return settings
 
 
 def _reliable(table: TomlTable) -> Redundancy:

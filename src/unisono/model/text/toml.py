@@ -148,11 +148,19 @@ class TomlTable:
 
     def full_name(self, field: str) -> str:
         """The full path of a field in the file."""
-        return f"{self.path}.{field}" if self.path else field
+        return ".".join(filter(None, (self.path, field)))
 
     def has(self, field: str) -> bool:
         """Whether this table has the field. The field still counts as unread."""
         return field in self._values
+
+    def is_table(self, field: str) -> bool:
+        """Whether this table has a nested table of this name. The field still counts as unread."""
+        return isinstance(self._values.get(field), Mapping)
+
+    def member_numbers(self) -> tuple[int, ...]:
+        """The member numbers among the names of the unread fields."""
+        return tuple(int(field) for field in self._values if field.isdecimal())
 
     def pop(self, field: str, default: Any = _MISSING) -> Any:
         """Read a field of any type."""

@@ -1,0 +1,311 @@
+"""The configuration with which a process joins a group: one frozen value, in Python or as a TOML file.
+
+`join` takes the most common fields as arguments, and all of them as `join(config=Config(...))` or
+`join(config="group.toml")`. The options of an order are in its own class (`unisono.Vbr`, `unisono.Consensus`, …).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+from unisono.errors import ConfigError, InvalidOption, ScenarioError
+from unisono.model.options import (
+    COUNT,
+    DURATION,
+    Option,
+    OrderName,
+    OrderOptions,
+    TextForm,
+    choice_form,
+    order_options,
+    text_options,
+)
+from unisono.model.sla import MetricRow, SlaSet
+from unisono.model.text.toml import TomlTable, line_of, syntax_line
+from unisono.model.text.topology import parse_topology
+from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
+from unisono.model.units import Rate, duration_ns
+from unisono.qos.plan.admission import Link, capacity_bytes_per_s
+from unisono.qos.plan.choice import Gaps
+
+if TYPE_CHECKING:
+    from unisono.trace.recorder import Recorder
+
+Fsync: TypeAlias = Literal["always", "batch", "never"]
+MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
+"""A function that gets the metric rows of each collecting interval. It must not block."""
+
+
+# -- the members ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beacon:
+    """Find the members by IP multicast: the group forms when `members` processes have found each other."""
+
+    members: int
+    address: str | None = None
+    """The multicast address and port of the beacon; by default 239.255.77.76:7776."""
+    interface: str | None = None
+    """The address at which the others reach this machine; by default the one from which multicast leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dns:
+    """Find the members by a DNS name that has one address per member; all members use the same port."""
+
+    name: str
+    port: int
+    members: int
+    """How many addresses the name has when the group is complete."""
+
+
+Peers: TypeAlias = Mapping[int, str | tuple[str, int]] | Beacon | Dns
+
+
+# -- options of every group ----------------------------------------------------------------------------------
+
+
+def _text(name: str, text: str) -> str:
+    if not text:
+        raise InvalidOption(name, "expected a text, got an empty one")
+    return text
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise InvalidOption(name, f"expected a share from 0 to less than 1, such as 0.01, got {text!r}")
+    return share
+
+
+def _capacity(name: str, text: str) -> str:
+    try:
+        capacity_bytes_per_s(text)
+    except InvalidOption as error:
+        raise InvalidOption(name, error.problem) from error
+    return text
+
+
+TEXT: Final = TextForm("TEXT", _text, str)
+PATH: Final = TextForm("FILE", _text, str)
+ADDRESS: Final = TextForm("ADDRESS:PORT", _text, str)
+SHARE: Final = TextForm("p", _share, repr, (int, float), "a share from 0 to less than 1, such as 0.01")
+CAPACITY: Final = TextForm("CAPACITY", _capacity, str)
+
+DEADLINE: Final = Option("deadline", None, "the latency that every delivery has to meet", DURATION)
+GAPS: Final = Option(
+    "gaps",
+    None,
+    "never: no member misses a message, even if that takes longer (default); repaired: early deliveries on time, final "
+    "ones without gaps; allowed: on time, and a crash or loss may leave gaps",
+    choice_form(get_args(Gaps)),
+)
+STORAGE: Final = Option("storage", None, "file for this member's durable state, to return after a crash", PATH)
+FSYNC: Final = Option("fsync", "always", "when to sync the storage to disk", choice_form(get_args(Fsync)))
+TIMEOUT: Final = Option("timeout", "30s", "how long the group may take to form", DURATION)
+MAX_MESSAGE: Final = Option("max_message", 4096, "largest message in bytes", COUNT)
+QUEUE_MESSAGES: Final = Option("queue_messages", 1_000_000, "how many deliveries may wait for the application", COUNT)
+DELTA: Final = Option("delta", DELTA_DEFAULT, "largest delay of the network (Δ)", DURATION)
+GAMMA: Final = Option("gamma", GAMMA_DEFAULT, "largest difference between two members' clocks (Γ)", DURATION)
+LOSS: Final = Option("loss", 0.0, "share of datagrams that the network is expected to lose", SHARE)
+LINK: Final = Option("link", "1Gbit/s", "capacity of this machine's link; groups reserve no more than this", CAPACITY)
+MULTICAST: Final = Option("multicast", None, "IP multicast group to use if it reaches all members", ADDRESS)
+MAX_FRAME: Final = Option(
+    "max_frame", None, "largest datagram in bytes; by default it fits the path to the peers", COUNT
+)
+SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", PATH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The network between the members, and how this member uses it."""
+
+    delta: str = DELTA.field()
+    gamma: str = GAMMA.field()
+    loss: float = LOSS.field()
+    link: str | Link = LINK.field()
+    """A capacity such as "100Mbit/s", or a `Link` that several groups of this process share."""
+    multicast: str | tuple[str, int] | None = MULTICAST.field()
+    max_frame: int | None = MAX_FRAME.field()
+
+    def __post_init__(self) -> None:
+        duration_ns(self.delta, "delta")
+        duration_ns(self.gamma, "gamma")
+        if not 0 <= self.loss < 1:
+            raise InvalidOption("loss", f"expected a share from 0 to less than 1, got {self.loss}")
+
+    def shared_link(self) -> Link:
+        """The link to reserve bandwidth from."""
+        return self.link if isinstance(self.link, Link) else Link(self.link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observe:
+    """What observes the group while it runs."""
+
+    recorder: Recorder | None = None
+    """Writes the trace of this member."""
+    sla: SlaSet | str | os.PathLike[str] | None = SLA.field()
+    """Service level agreements, or the path of a file of them. Violations come as events."""
+    metrics: bool | MetricSink = False
+    """True collects metrics for `group.metrics()`. A function also gets the rows of each interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything with which a process joins a group. The fields that `join` also has are described there."""
+
+    group: str = "unisono"
+    member: int | None = None
+    peers: Peers | None = None
+    deadline: str | None = DEADLINE.field()
+    gaps: Gaps | None = GAPS.field()
+    order: OrderName | Literal["auto"] | OrderOptions = "auto"
+    storage: str | os.PathLike[str] | None = STORAGE.field()
+    fsync: Fsync = FSYNC.field()
+    """When the storage is synced: before anything depends on a write, soon after it, or never."""
+    network: Network = field(default_factory=Network)
+    rate: Rate = Rate(avg=50, burst=8)
+    observe: Observe = field(default_factory=Observe)
+    timeout: str = TIMEOUT.field()
+    """How long the group may take to form."""
+    max_message: int = MAX_MESSAGE.field()
+    """The size of the largest message, in bytes."""
+    queue_messages: int = QUEUE_MESSAGES.field()
+    """How many deliveries may wait for the application before this member stops delivering."""
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None:
+            duration_ns(self.deadline, "deadline")
+        duration_ns(self.timeout, "timeout")
+        for name, value, choices in (
+            ("gaps", self.gaps, (None, *get_args(Gaps))),
+            ("fsync", self.fsync, get_args(Fsync)),
+        ):
+            if value not in choices:
+                raise InvalidOption(name, f"expected one of {', '.join(filter(None, choices))}, got {value!r}")
+        if self.queue_messages < 1:
+            raise InvalidOption("queue_messages", f"expected room for at least one message, got {self.queue_messages}")
+
+    @property
+    def storage_path(self) -> Path | None:
+        """The path of the storage file; None without storage."""
+        return None if self.storage is None else Path(self.storage)
+
+
+# -- the TOML form -------------------------------------------------------------------------------------------
+
+
+def read_config(path: str | os.PathLike[str]) -> Config:
+    """Read the configuration in a TOML file. Errors name the file, the line, the field and the expected value."""
+    source = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(source, line, "(encoding)", "expected UTF-8 text; save the file as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(source, 1, "(file)", f"cannot be read: {error.strerror}") from error
+    return parse_config(text, source)
+
+
+def parse_config(text: str, source: str) -> Config:
+    """Parse the configuration in a TOML text. Errors name the text by `source`."""
+    try:
+        top = TomlTable(source, "", tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(source, syntax_line(text, error), "(syntax)", f"not valid TOML: {error}") from error
+    try:
+        return _config(top)
+    except ScenarioError as error:
+        raise ConfigError(source, line_of(text, error.field), error.field, error.problem) from error
+
+
+def _config(top: TomlTable) -> Config:
+    values: dict[str, Any] = _option_values(top, Config)
+    values["group"] = top.text("group", "unisono")
+    values["member"] = top.integer("member", 0) or None
+    values["order"] = _order(top)
+    for name, read in (("peers", _peers), ("rate", _rate)):
+        given, table = top.has(name), top.table(name)
+        if given:
+            values[name] = read(table)
+    for name, made in (("network", Network), ("observe", Observe)):
+        table = top.table(name)
+        given = _option_values(table, made)
+        table.reject_unknown_fields()
+        values[name] = table.checked("", partial(made, **given))
+    top.reject_unknown_fields()
+    return top.checked("", partial(Config, **values))
+
+
+def _option_values(table: TomlTable, made: type) -> dict[str, Any]:
+    """The values of a table for the fields of `made` that have a text form."""
+    values = {}
+    for each in fields(made):
+        option: Option | None = each.metadata.get("option")
+        if option is not None:
+            value = table.pop(option.name, None)
+            if value is not None:
+                values[option.name] = table.checked(option.name, partial(option.parse, value))
+    return values
+
+
+def _peers(table: TomlTable) -> Peers:
+    """The table [peers]: addresses by member number, or [peers.beacon], or [peers.dns]."""
+    if table.has("beacon"):
+        beacon = table.table("beacon")
+        members = beacon.integer("members", minimum=1)
+        address, interface = (beacon.text(name) if beacon.has(name) else None for name in ("address", "interface"))
+        beacon.reject_unknown_fields()
+        found: Peers = Beacon(members=members, address=address, interface=interface)
+    elif table.has("dns"):
+        dns = table.table("dns")
+        found = Dns(
+            name=dns.text("name"), port=dns.integer("port", minimum=1), members=dns.integer("members", minimum=1)
+        )
+        dns.reject_unknown_fields()
+    else:
+        found = {member: table.text(str(member)) for member in table.member_numbers()}
+        if not found:
+            raise table.error("1", "expected the address of every member, such as 1 = '10.0.0.7:9001', got none")
+    table.reject_unknown_fields()
+    return found
+
+
+def _order(top: TomlTable) -> OrderName | Literal["auto"] | OrderOptions:
+    """The field `order`: the name of an order, or a table [order] with `name` and the order's options."""
+    if not top.has("order") or not top.is_table("order"):
+        name = top.text("order", "auto")
+        return "auto" if name == "auto" else top.checked("order", partial(order_options, name))
+    table = top.table("order")
+    name = table.text("name")
+    values = {}
+    for option in text_options():
+        value = table.pop(option.name, None)
+        if value is not None:
+            values[option.name] = table.checked(option.name, partial(option.parse, value))
+    if table.has("topology"):
+        values["topology"], _ = parse_topology(table.table("topology"))
+    table.reject_unknown_fields()
+    try:
+        return order_options(name, values)
+    except InvalidOption as error:
+        raise table.error("name" if error.field == "order" else error.field, error.problem) from error
+
+
+def _rate(table: TomlTable) -> Rate:
+    avg, burst = table.number("avg"), table.integer("burst", minimum=1)
+    burst_bytes = table.integer("burst_bytes", minimum=1) if table.has("burst_bytes") else None
+    table.reject_unknown_fields()
+    return table.checked("avg", lambda: Rate(avg, burst, burst_bytes))
