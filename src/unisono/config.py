@@ -124,6 +124,11 @@ MAX_FRAME: Final = Option(
     "max_frame", None, "largest datagram in bytes; by default it fits the path to the peers", COUNT
 )
 SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", PATH)
+CONFIG_OPTIONS: Final = (
+    *(DEADLINE, GAPS, DELTA, GAMMA, LOSS, LINK, MULTICAST, MAX_FRAME),
+    *(STORAGE, FSYNC, SLA, TIMEOUT, MAX_MESSAGE, QUEUE_MESSAGES),
+)
+"""The options of every group that files and the command line can give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,8 +242,8 @@ def _config(top: TomlTable) -> Config:
     values["member"] = top.integer("member", 0) or None
     values["order"] = _order(top)
     for name, read in (("peers", _peers), ("rate", _rate)):
-        given, table = top.has(name), top.table(name)
-        if given:
+        is_given, table = top.has(name), top.table(name)
+        if is_given:
             values[name] = read(table)
     for name, made in (("network", Network), ("observe", Observe)):
         table = top.table(name)

@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from dataclasses import replace
+from typing import Any, Literal, Self, TypeAlias
 
+from unisono.config import Config, Network, Observe, Peers, read_config
 from unisono.errors import FormationTimeout, GroupClosed, InvalidOption
 from unisono.model.events import (
     Batch,
@@ -21,24 +22,21 @@ from unisono.model.events import (
     ViolationKind,
     remaining,
 )
-from unisono.model.policy import PRIORITY_MAX, Redundancy, StateHolder
-from unisono.model.sla import MetricRow, SlaSet
-from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
-from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
+from unisono.model.options import OrderName, OrderOptions
+from unisono.model.policy import PRIORITY_MAX
+from unisono.model.sla import MetricRow
+from unisono.model.topology import group_names
 from unisono.model.units import NS_PER_S, Rate, duration_ns
-from unisono.qos.plan.admission import Link, LinkShare
+from unisono.qos.plan.admission import LinkShare
+from unisono.qos.plan.choice import Gaps, GroupPlan
 from unisono.qos.watch.observer import Listener
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.environment import Environment, TransportOptions, current_environment
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.peers import Peers, group_location
-from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
+from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
 from unisono.stack import Stack, build
-
-if TYPE_CHECKING:
-    from unisono.trace.recorder import Recorder
 
 Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 """The events that an iteration over a group yields."""
@@ -47,128 +45,67 @@ LEAVE_TIMEOUT_S = 1.0
 
 
 def join(
-    group: str,
+    group: str | None = None,
     *,
     member: int | None = None,
-    peers: Peers = None,
-    members: int | None = None,
-    beacon: str | None = None,
-    interface: str | None = None,
-    order: str = "auto",
+    peers: Peers | None = None,
+    deadline: str | None = None,
+    gaps: Gaps | None = None,
+    order: OrderName | Literal["auto"] | OrderOptions | None = None,
+    storage: str | os.PathLike[str] | None = None,
+    network: Network | None = None,
     rate: Rate | None = None,
-    deadline: str | int | None = None,
-    slot: str | int | None = None,
-    delta: str | int = DELTA_DEFAULT,
-    gamma: str | int = GAMMA_DEFAULT,
-    failures: bool = False,
-    loss_burst: int = 0,
-    fec: tuple[int, int] | None = None,
-    reliable: Redundancy | None = None,
-    grades: str = "early",
-    processing: str | int = 0,
-    max_message: int = 4096,
-    max_frame: int | None = None,
-    multicast: str | tuple[str, int] | None = None,
-    link: Link | None = None,
-    recorder: Recorder | None = None,
-    incarnation: int | None = None,
-    timeout: str | int = "30s",
-    queue_messages: int = 1_000_000,
-    injection: FaultInjection | None = None,
-    sla: SlaSet | str | os.PathLike[str] | None = None,
-    monitor: bool | MetricSink = False,
-    storage: str | Path | None = None,
-    fsync: str = "always",
-    topology: Topology | Multigroup | None = None,
-    state: StateHolder | None = None,
-    rejoin: bool = True,
+    observe: Observe | None = None,
+    config: Config | str | os.PathLike[str] | None = None,
 ) -> PendingJoin:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
-    The members:
-
     - `group`: the group's name, or a reference (`Group.reference`), which contains the addresses.
-    - `peers`: the address of every member, this one included, by number, such as `{1: "10.0.0.7:9001", …}`; or
-      `"dns:NAME:PORT"`. `member` is this process's number.
-    - `members`: without `peers`, this many processes find each other by an IP multicast `beacon` on `interface`.
-      `member` is then the number that this process needs, if any.
-    - `timeout`: how long the group may take to form.
-
-    The order and its assumptions:
-
-    - `order`: "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
-    - `delta`, `gamma`, `slot`: the largest delay of the network, the largest difference between two members' clocks,
-      and the length of a slot. All members must give the same values.
-    - `deadline`: without `slot`, `join` chooses the longest slot that keeps this latency.
-    - `failures`: members may crash, join and leave while the group runs. The order may have gaps where they crash.
-    - `loss_burst`: the most consecutive datagrams of a sender that the network loses.
-    - `fec=(a, b)`: redundancy against the loss of `a` of any `b` consecutive datagrams of a sender.
-    - `reliable=Redundancy(...)`: each datagram is multicast several times. `delta` is then the time within which these
-      copies reach all members.
-    - `grades`: "early", or in vbr and cbr also "final" (only messages that all members have agreed on) or "both".
-    - `processing`: the time that a leader needs for one message.
-    - `topology` (quasi_genuine): the members of each group and the groups that each may send to. A `Multigroup` also
-      says how barriers are made and whether messages are delivered early.
-
-    This member:
-
+    - `member`, `peers`: this process's number, and the address of every member by number, this one included, such as
+      `{1: "10.0.0.7:9001", …}`. With `Beacon(members=…)` or `Dns(…)` the members find each other.
+    - `deadline`: the latency that every delivery has to meet, such as "80ms". `join` raises Infeasible if no order can.
+    - `gaps`: "never" (the default): all members that stay up deliver the same messages, even if that takes longer.
+      "repaired": early deliveries are on time; final ones follow, without gaps. "allowed": deliveries are on time, and
+      a crash or a loss may leave a gap.
+    - `order`: "auto" (the default) chooses by `gaps`. Else the name of an order, or its options: `Vbr(slot="5ms")`.
+    - `storage`: the file in which a durable order keeps this member's promises, so that it can return after a crash.
+    - `network`: the delays, clocks and losses to expect, and this machine's link.
     - `rate`: the most that this member sends: messages per second on average, and messages in one slot.
-    - `link`: the capacity to reserve from, shared between groups; by default 1 Gbit/s for this group alone.
-    - `recorder`: writes the trace. Its incarnation must be the `incarnation` given here.
-    - `sla`: the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
-      it runs, and violations come as events.
-    - `monitor`: True collects metrics without agreements. The group calls a function with the rows of each interval.
-    - `storage`: the file in which a durable order keeps this member's promises, so that the member can restart after a
-      crash. `fsync` says when the file is synced: "always" before anything depends on a write, "batch" soon after it,
-      or "never".
-    - `state` (the priority orders): the application. It gives its state to members that join later, and receives the
-      state when it joins itself.
-    - `rejoin`: this member rejoins by itself if the others have excluded it, for example after a long pause.
-    - `injection`: faults to inject, for tests.
+    - `observe`: a recorder of the trace, service level agreements, metrics.
+    - `config`: all of this, and more, as one value or the path of a TOML file. Other arguments override its fields.
 
-    Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also FormationTimeout.
+    Members must agree on `deadline`, `gaps`, `order` and the delays in `network`.
+    Raises ConfigError, SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also
+    FormationTimeout.
     """
-    place = group_location(group, member, peers, members, beacon=beacon, interface=interface)
-    if queue_messages < 1:
-        raise InvalidOption("queue_messages", f"expected room for at least one message, got {queue_messages}")
+    base = config if isinstance(config, Config) else Config() if config is None else read_config(config)
+    given: dict[str, Any] = {
+        "group": group,
+        "member": member,
+        "peers": peers,
+        "deadline": deadline,
+        "gaps": gaps,
+        "order": order,
+        "storage": storage,
+        "network": network,
+        "rate": rate,
+        "observe": observe,
+    }
+    return open_group(replace(base, **{name: value for name, value in given.items() if value is not None}))
+
+
+def open_group(
+    config: Config, *, incarnation: int | None = None, injection: FaultInjection | None = None
+) -> PendingJoin:
+    """Join a group with this configuration. `incarnation` is this start's number, by default a new one.
+
+    `injection` injects faults at the socket, for tests.
+    """
     environment = current_environment()
-    skew = duration_ns(gamma, "gamma")
-    timing = choose_timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
-    setup = Setup(
-        group=place.group,
-        member=place.member,
-        addresses=place.addresses,
-        salt=place.salt,
-        search=place.search,
-        order="vbr" if order == "auto" else order,
-        rate=rate or Rate(avg=50, burst=8),
-        timing=timing,
-        max_message=max_message,
-        max_frame=max_frame,
-        failures=failures,
-        loss_burst=loss_burst,
-        fec=fec,
-        reliable=reliable,
-        grades=grades,
-        processing_ns=duration_ns(processing, "processing"),
-        multicast=None if multicast is None else parse_address("multicast", multicast),
-        link=link or Link(),
-        recorder=recorder,
-        incarnation=incarnation if incarnation is not None else environment.new_incarnation(),
-        timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
-        queue_messages=queue_messages,
-        injection=injection,
-        slas=load_slas(sla),
-        monitor=monitor,
-        storage=None if storage is None else Path(storage),
-        state=state,
-        rejoin=rejoin,
-        fsync=fsync,
-        multigroup=multigroup_of(topology),
-        deadline_ns=None if deadline is None else duration_ns(deadline, "deadline"),
-    )
-    setup.check()
-    return PendingJoin(setup, environment)
+    recorder = config.observe.recorder
+    if incarnation is None:
+        incarnation = environment.new_incarnation() if recorder is None else recorder.incarnation
+    return PendingJoin(Setup.of(config, incarnation, injection), environment)
 
 
 class PendingJoin:
@@ -193,13 +130,13 @@ class PendingJoin:
     async def _open(self) -> Group:
         environment = self._environment
         setup, found = await self._setup.with_discovered_members(environment.discover)
-        injection = setup.injection
+        injection, metrics = setup.injection, setup.config.observe.metrics
         clock = environment.open_clock(setup.member, 0 if injection is None else injection.clock_offset_ns)
         try:
             transport = await environment.open_transport(
                 TransportOptions(
                     setup.member,
-                    setup.addresses,
+                    setup.place.addresses,
                     multicast=setup.multicast,
                     injection=injection,
                     bound_socket=None if found is None else found.bound_socket,
@@ -214,8 +151,8 @@ class PendingJoin:
         try:
             storage = setup.open_storage()
             by_multicast = setup.multicast is not None and transport.multicast_error is None
-            share = setup.link.share(1 if by_multicast else max(1, len(setup.addresses) - 1))
-            max_frame = setup.max_frame or transport.max_frame()
+            share = setup.link.share(1 if by_multicast else max(1, len(setup.place.addresses) - 1))
+            max_frame = setup.config.network.max_frame or transport.max_frame()
             stack = build(setup.policy(max_frame), share, None if storage is None else storage.stored_records)
             setup.attach_application_state(stack)
             driver = Driver(
@@ -223,11 +160,11 @@ class PendingJoin:
                 transport,
                 clock,
                 environment,
-                recorder=setup.recorder,
+                recorder=setup.config.observe.recorder,
                 qos_observer=setup.qos_observer(stack),
-                on_metrics=None if isinstance(setup.monitor, bool) else setup.monitor,
+                on_metrics=None if isinstance(metrics, bool) else metrics,
                 storage=storage,
-                queue_messages=setup.queue_messages,
+                queue_messages=setup.config.queue_messages,
                 deadline_ns=setup.deadline_ns,
             )
         except BaseException:
@@ -367,6 +304,11 @@ class Group:
     def members(self) -> tuple[int, ...]:
         """The members of the group, in this member's current view."""
         return self._driver.view.members
+
+    @property
+    def plan(self) -> GroupPlan:
+        """The order and the slot length that were chosen for this group, and why."""
+        return self._setup.plan
 
     @property
     def bound_ns(self) -> int:

@@ -10,15 +10,25 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import unisono
-from unisono.cli.options import add_command, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
+from unisono.cli.options import add_command, add_option
+from unisono.config import CONFIG_OPTIONS, Peers, read_config
 from unisono.errors import InvalidOption
+from unisono.group import open_group
 from unisono.model.capabilities import orders_with
-from unisono.model.events import GRADES, Grade
+from unisono.model.events import Grade
+from unisono.model.options import ORDER_NAMES, OrderName, options_of, order_options, text_options
 from unisono.model.units import duration_text, ns_to_ms
+from unisono.runtime.peers import parse_address
 from unisono.runtime.timers import new_incarnation
 from unisono.trace.metrics import MetricWriter
+
+DNS_PREFIX = "dns:"
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,47 +57,23 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--beacon", metavar="ADDRESS:PORT", help="multicast address to find members (default 239.255.77.76:7776)"
     )
     verb.add_argument("--interface", metavar="ADDRESS", help="the address at which the others reach this machine")
-    verb.add_argument("--group", default="unisono", help="name of the group, or a group reference (default unisono)")
+    verb.add_argument("--group", help="name of the group, or a group reference (default unisono)")
     verb.add_argument(
-        "--order",
-        default="auto",
-        help="auto, vbr, cbr, leader, timestamp, consensus, priority, or a service without total order: "
-        "reliable, fifo, causal, uniform (default auto)",
+        "--config", type=Path, metavar="FILE", help="TOML file with these options; options given here override it"
     )
     verb.add_argument(
-        "--fsync", default="always", help="when to sync --storage to disk: always, batch or never (default always)"
+        "--order",
+        choices=("auto", *ORDER_NAMES),
+        metavar="ORDER",
+        help=f"auto chooses by --gaps (default); or one of {', '.join(ORDER_NAMES)}",
     )
     verb.add_argument(
         "--priority", type=int, default=0, help="priority of the lines; higher is more urgent (default 0)"
     )
-    verb.add_argument(
-        "--multicast", metavar="ADDRESS:PORT", help="use this IP multicast group if it reaches all members"
-    )
-    _add_guarantees_and_files(verb)
-    add_tolerance(verb)
-    add_timing(verb)
-    add_rate(verb)
-    verb.add_argument(
-        "--json", action="store_true", help="print one JSON object per line for each event, and nothing else"
-    )
-    verb.set_defaults(run=run, slot=None)
-
-
-def _add_guarantees_and_files(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--deadline",
-        help="refuse to start unless every delivery meets this deadline; without --slot, use the longest slot that "
-        "meets it",
-    )
-    verb.add_argument(
-        "--grades",
-        choices=GRADES,
-        default="early",
-        help="early: on time; final: later, after agreement, without gaps; both: each line in both grades; "
-        "final and both need vbr or cbr (default early)",
-    )
-    verb.add_argument("--storage", metavar="FILE", help="file for this member's durable state, to rejoin after a crash")
-    verb.add_argument("--sla", metavar="FILE", help="service level agreements to evaluate while the group runs")
+    verb.add_argument("--rate", type=float, help="messages per second that this member sends on average (default 50)")
+    verb.add_argument("--burst", type=int, help="messages that this member sends in one slot, at most (default 8)")
+    for option in (*CONFIG_OPTIONS, *text_options()):
+        add_option(verb, option)
     verb.add_argument("--metrics", metavar="DIR", help="write metrics to this folder, for `unisono monitor`")
     verb.add_argument(
         "--run",
@@ -96,20 +82,10 @@ def _add_guarantees_and_files(verb: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name of the run in the metrics folder (default live)",
     )
-    verb.add_argument("--timeout", default="60s", help="how long to wait for the other members (default 60s)")
-    verb.add_argument("--max-frame", type=int, help="largest datagram in bytes (default: fits the path to the peers)")
     verb.add_argument(
-        "--link",
-        default="1Gbit/s",
-        help="capacity of this machine's link; the group may reserve no more (default 1Gbit/s)",
+        "--json", action="store_true", help="print one JSON object per line for each event, and nothing else"
     )
-    verb.add_argument(
-        "--queue",
-        type=int,
-        default=1_000_000,
-        metavar="N",
-        help="how many deliveries may wait to be printed (default 1000000)",
-    )
+    verb.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,10 +93,8 @@ def run(options: argparse.Namespace) -> int:
     return asyncio.run(_run_member(options))
 
 
-def parse_peers(text: str | None) -> dict[int, str] | str | None:
-    """Parse `--peers`, such as `1=HOST:PORT,2=HOST:PORT`; `dns:NAME:PORT` and None are returned unchanged."""
-    if text is None or text.startswith("dns:"):
-        return text
+def parse_peers(text: str) -> dict[int, str]:
+    """Parse `--peers`, such as `1=HOST:PORT,2=HOST:PORT`."""
     peers: dict[int, str] = {}
     for part in text.split(","):
         number, equals, address = part.strip().partition("=")
@@ -132,55 +106,88 @@ def parse_peers(text: str | None) -> dict[int, str] | str | None:
     return peers
 
 
-async def _run_member(options: argparse.Namespace) -> int:
-    if options.metrics is None:
-        return await _run_in_group(options, None)
-    if options.id is None:
-        raise InvalidOption("--metrics", "give --id too, because the file is named after the member")
-    writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, incarnation=new_incarnation())
-    with writer:
-        return await _run_in_group(options, writer)
+def _peers(options: argparse.Namespace) -> Peers | None:
+    """The members by `--peers`, `--members`, `--beacon` and `--interface`; None if none of them is given."""
+    text, members = options.peers, options.members
+    if text is not None and not text.startswith(DNS_PREFIX):
+        return parse_peers(text)
+    if members is None:
+        if text is not None or options.beacon is not None or options.interface is not None:
+            raise InvalidOption("--members", "expected the number of members to find, got none")
+        return None
+    if text is not None:
+        name, port = parse_address("--peers", text.removeprefix(DNS_PREFIX))
+        return unisono.Dns(name=name, port=port, members=members)
+    return unisono.Beacon(members=members, address=options.beacon, interface=options.interface)
 
 
-async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | None) -> int:
-    joining = unisono.join(
-        options.group,
-        member=options.id,
-        peers=parse_peers(options.peers),
-        members=options.members,
-        beacon=options.beacon,
-        interface=options.interface,
-        order=options.order,
-        rate=unisono.Rate(avg=options.rate, burst=options.burst),
-        deadline=options.deadline,
-        failures=options.failures or options.loss_burst > 0,
-        loss_burst=options.loss_burst,
-        fec=parse_fec(options.fec),
-        reliable=parse_reliable(options.reliable),
-        grades=options.grades,
-        storage=options.storage,
-        processing=options.processing,
-        slot=options.slot,
-        delta=options.delta,
-        gamma=options.gamma,
-        max_message=options.max_message,
-        max_frame=options.max_frame,
-        multicast=options.multicast,
-        link=unisono.Link(options.link),
-        queue_messages=options.queue,
-        timeout=options.timeout,
-        sla=options.sla,
-        monitor=False if metrics is None else metrics.put,
-        incarnation=None if metrics is None else metrics.incarnation,
-        fsync=options.fsync,
+def configuration(options: argparse.Namespace) -> unisono.Config:
+    """The configuration: the file of `--config`, overridden by the options that are given."""
+    base = unisono.Config() if options.config is None else read_config(options.config)
+    given: dict[str, Any] = {"group": options.group, "member": options.id, "peers": _peers(options)}
+    given |= {"order": _order(options, base.order), "rate": _rate(options, base.rate)}
+    given |= {option.name: getattr(options, option.name) for option in CONFIG_OPTIONS}
+    network = replace(base.network, **_given_fields(unisono.Network, given))
+    observe = replace(base.observe, **_given_fields(unisono.Observe, given))
+    return replace(base, **_given_fields(unisono.Config, given), network=network, observe=observe)
+
+
+def _given_fields(made: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given and are fields of `made`."""
+    names = {field.name for field in fields(made)}
+    return {name: value for name, value in given.items() if name in names and value is not None}
+
+
+def _order(
+    options: argparse.Namespace, configured: OrderName | Literal["auto"] | unisono.OrderOptions
+) -> OrderName | Literal["auto"] | unisono.OrderOptions:
+    """The order by `--order` and the options of orders, which are added to those of the configuration file."""
+    values = {option.name: getattr(options, option.name) for option in text_options()}
+    values = {name: value for name, value in values.items() if value is not None}
+    if values.get("loss_burst"):
+        values.setdefault("failures", True)  # lost messages are gaps
+    if options.order is None and isinstance(configured, unisono.OrderOptions):
+        known = {option.name for option in options_of(type(configured))}
+        if values.keys() <= known:
+            return replace(configured, **values)
+    name = options.order or (configured if isinstance(configured, str) else configured.name)
+    if name == "auto":
+        if values:
+            flag = "--" + next(iter(values)).replace("_", "-")
+            raise InvalidOption(flag, "is an option of an order; name the order too, such as --order vbr")
+        return "auto"
+    return order_options(name, values)
+
+
+def _rate(options: argparse.Namespace, configured: unisono.Rate) -> unisono.Rate:
+    avg, burst = options.rate, options.burst
+    return replace(
+        configured, avg=configured.avg if avg is None else avg, burst=configured.burst if burst is None else burst
     )
+
+
+async def _run_member(options: argparse.Namespace) -> int:
+    config = configuration(options)
+    if options.metrics is None:
+        return await _run_in_group(options, config, None)
+    if config.member is None:
+        raise InvalidOption("--metrics", "give --id too, because the file is named after the member")
+    writer = MetricWriter(options.metrics, options.run_name, config.group, config.member, incarnation=new_incarnation())
+    with writer:
+        return await _run_in_group(options, config, writer)
+
+
+async def _run_in_group(options: argparse.Namespace, config: unisono.Config, metrics: MetricWriter | None) -> int:
+    if metrics is not None:
+        config = replace(config, observe=replace(config.observe, metrics=metrics.put))
+    joining = open_group(config, incarnation=None if metrics is None else metrics.incarnation)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     if not options.json:
-        name = f"member {options.id}" if options.id is not None else "a member"
-        _print_status(f"{name} of {options.group!r}: waiting for the other members …")
+        name = f"member {config.member}" if config.member is not None else "a member"
+        _print_status(f"{name} of {config.group!r}: waiting for the other members …")
     opening = asyncio.ensure_future(joining.__aenter__())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,12 +6,16 @@ import argparse
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from unisono.config import DELTA, GAMMA
 from unisono.errors import InvalidOption, UnisonoError
-from unisono.model.policy import Adaptive, Redundancy
+from unisono.model.options import FAILURES, FEC_OPTION, FLAG, LOSS_BURST, PROCESSING, RELIABLE_OPTION, SLOT, Option
+from unisono.model.policy import Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
 from unisono.model.units import duration_ns
 
@@ -69,14 +73,35 @@ def add_json(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
+def add_option(verb: argparse.ArgumentParser, option: Option, **overrides: Any) -> None:
+    """Add the command-line option of a definition; `overrides` are arguments of argparse. Not given means None."""
+    form = option.form
+    if form is None:
+        raise AssertionError(f"the option {option.name} has no text form")
+    flag = "--" + option.name.replace("_", "-")
+    default = "" if option.default is None or form is FLAG else f" (default {form.text(option.default)})"
+    settings: dict[str, Any] = {"default": None, "help": f"{option.meaning}{default}".replace("%", "%%")}
+    if form is FLAG:
+        settings["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+    else:
+        settings |= {"metavar": form.placeholder, "type": partial(_parsed, option)}
+    verb.add_argument(flag, **(settings | overrides))
+
+
+def _parsed(option: Option, text: str) -> Any:
+    """The value of a command-line option, for argparse."""
+    if option.form is None:
+        raise AssertionError(f"the option {option.name} has no text form")
+    try:
+        return option.form.parse(option.name, text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(error.problem) from error
+
+
 def add_timing(verb: argparse.ArgumentParser) -> None:
-    """Add the options `--slot`, `--delta` and `--gamma`, with the defaults of `join`."""
-    for option, default, letter, meaning in (
-        ("--slot", SLOT_DEFAULT, "Θ", "length of a slot"),
-        ("--delta", DELTA_DEFAULT, "Δ", "largest delay of the network"),
-        ("--gamma", GAMMA_DEFAULT, "Γ", "largest difference between two clocks"),
-    ):
-        verb.add_argument(option, type=duration, default=default, metavar=letter, help=f"{meaning} (default {default})")
+    """Add the options `--slot`, `--delta` and `--gamma`, in nanoseconds, with the defaults of `join`."""
+    for option, default in ((SLOT, SLOT_DEFAULT), (DELTA, DELTA_DEFAULT), (GAMMA, GAMMA_DEFAULT)):
+        add_option(verb, option, type=duration, default=default)
 
 
 def add_rate(verb: argparse.ArgumentParser) -> None:
@@ -111,66 +136,27 @@ def spark_choice(options: argparse.Namespace) -> SparkChoice:
 
 
 def add_tolerance(verb: argparse.ArgumentParser) -> None:
-    """Add the options `--failures`, `--fec`, `--loss-burst`, `--reliable` and `--processing`.
-
-    They say which failures, losses and delays the order has to tolerate.
-    """
-    verb.add_argument(
-        "--failures", action="store_true", help="tolerate members that crash, join and leave; deliveries may have gaps"
-    )
-    verb.add_argument(
-        "--fec", metavar="a/b", help="forward error correction: repair up to a losses in any b consecutive datagrams"
-    )
-    verb.add_argument(
-        "--loss-burst",
-        type=int,
-        default=0,
-        metavar="x",
-        help="tolerate up to x consecutive losses of one sender; lost messages are gaps, so this implies --failures",
-    )
-    verb.add_argument(
-        "--reliable",
-        metavar="ρ/η[/ω[/RULE]]",
-        help="reliable multicast, such as 4/6ms/2ms: send everything ρ+1 times, η apart; a receiver that misses the "
-        "next copy for η+ω takes over. RULE is how receivers save broadcasts: none, heuristic or counting. `demo` also "
-        "accepts rmcast, which negotiates and adapts these values",
-    )
-    verb.add_argument(
-        "--processing",
-        type=duration,
-        default="0ms",
-        metavar="p",
-        help="time that a leader needs for one message (default 0ms)",
-    )
+    """Add the options of orders that say which failures, losses and delays the order has to tolerate."""
+    add_option(verb, FAILURES, default=False)
+    add_option(verb, FEC_OPTION, type=str)
+    add_option(verb, LOSS_BURST, default=0)
+    rmcast = f"{RELIABLE_OPTION.meaning}. rmcast negotiates and adapts these values"
+    add_option(verb, RELIABLE_OPTION, type=str, help=rmcast)
+    add_option(verb, PROCESSING, type=duration, default="0ms")
 
 
 def parse_fec(text: str | None) -> tuple[int, int] | None:
     """Parse the value of `--fec`, such as `2/10`, into two numbers; None for None."""
-    if text is None:
-        return None
-    a, slash, b = text.partition("/")
-    if not slash or not a.isdigit() or not b.isdigit():
-        raise InvalidOption("--fec", f"expected a/b such as 2/10 (repair 2 losses in 10 datagrams), not {text!r}")
-    return int(a), int(b)
+    return None if text is None else _FEC_FLAG.parse(text)
 
 
 def parse_reliable(text: str | None) -> Redundancy | None:
-    """Parse the value of `--reliable`: `ρ/η`, `ρ/η/ω` or `ρ/η/ω/rule`; None for None.
+    """Parse the value of `--reliable`, such as `4/6ms/2ms`; None for None."""
+    return None if text is None else _RELIABLE_FLAG.parse(text)
 
-    The rule says how receivers lengthen ω.
-    """
-    if text is None:
-        return None
-    rho, *parts = text.split("/")
-    durations, rules = parts[:2], parts[2:]
-    if not rho.isdigit() or not durations or len(rules) > 1:
-        raise InvalidOption("--reliable", f"expected ρ/η, ρ/η/ω or ρ/η/ω/RULE such as 4/6ms/2ms, not {text!r}")
-    eta_ns, *omega_ns = [duration_ns(part, "--reliable") for part in durations]
-    known: dict[str, Adaptive] = {"none": "none", "heuristic": "heuristic", "counting": "counting"}
-    rule = known.get(rules[0]) if rules else "none"
-    if rule is None:
-        raise InvalidOption("--reliable", f"expected one of {', '.join(known)} after ω, not {rules[0]!r}")
-    return Redundancy(int(rho), eta_ns, sum(omega_ns), rule)
+
+_FEC_FLAG, _RELIABLE_FLAG = replace(FEC_OPTION, name="--fec"), replace(RELIABLE_OPTION, name="--reliable")
+"""The definitions under the names that the command line has, for errors."""
 
 
 def read_text(path: Path) -> str:

@@ -29,23 +29,24 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
+from unisono.config import Config, MetricSink, Network, Observe
 from unisono.errors import GroupClosed, MemberProcessFailed
-from unisono.group import Group, PendingJoin, join
+from unisono.group import Group, PendingJoin, open_group
 from unisono.model.capabilities import needs_storage
 from unisono.model.delays import Histogram, RandomSource
 from unisono.model.events import Batch, Grade, Notice, Rejoining, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
+from unisono.model.options import order_options_of
 from unisono.model.scenario import Leave, PlannedRateChange, PlannedSlotChange, Restart, Scenario, Workload
 from unisono.model.sla import SlaSet
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.model.units import NS_PER_S, ns_to_ms
+from unisono.model.units import NS_PER_S, exact_duration_text, ns_to_ms
 from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
 from unisono.replica.replica import MistakeCounts, Replica
 from unisono.replica.structures import Dict
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.setup import MetricSink
 from unisono.runtime.timers import new_incarnation
 from unisono.stack import build
 from unisono.trace.files import ParquetWriter
@@ -137,31 +138,23 @@ def join_as_member(
     monitor: bool | MetricSink = False,
 ) -> PendingJoin:
     """Join with the settings of a scenario. Impossible settings raise at once, before a socket or file is opened."""
-    return join(
-        scenario.group,
+    config = Config(
+        group=scenario.group,
         member=member,
         peers=peers,
-        order=scenario.order,
+        order=order_options_of(scenario.order, scenario, scenario.timing.theta_ns),
         rate=scenario.rates[member],
-        slot=scenario.timing.theta_ns,
-        delta=scenario.timing.delta_ns,
-        gamma=scenario.timing.gamma_ns,
-        failures=scenario.failures,
-        loss_burst=scenario.loss_burst,
-        fec=scenario.fec,
-        reliable=scenario.reliable,
-        grades=scenario.grades,
-        processing=scenario.processing_ns,
         max_message=scenario.max_message,
-        multicast=multicast,
-        link=Link(capacity),
-        recorder=recorder,
-        incarnation=incarnation,
-        injection=injection,
+        network=Network(
+            delta=exact_duration_text(scenario.timing.delta_ns),
+            gamma=exact_duration_text(scenario.timing.gamma_ns),
+            multicast=multicast,
+            link=Link(capacity),
+        ),
         storage=storage,
-        sla=slas,
-        monitor=monitor,
+        observe=Observe(recorder=recorder, sla=slas, metrics=monitor),
     )
+    return open_group(config, incarnation=incarnation, injection=injection)
 
 
 class ScenarioMember:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from unisono.errors import InvalidOption
 from unisono.model.events import GRADES
-from unisono.model.policy import RESERVATIONS, Adaptive, Redundancy, StateHolder, check_fec
+from unisono.model.policy import RESERVATIONS, Adaptive, OrderSettings, Redundancy, StateHolder, check_fec
 from unisono.model.timing import SLOT_DEFAULT
 from unisono.model.topology import Multigroup, Topology, multigroup_of
 from unisono.model.units import duration_ns, exact_duration_text
@@ -143,6 +143,8 @@ class Option:
     """The field of `Policy` and `Scenario` that holds the value; empty if none does."""
     to_policy: Callable[[Any], Any] | None = None
     """Converts the value for that field; None if the field holds the value itself."""
+    from_policy: Callable[[Any], Any] | None = None
+    """Converts the field's value back; None if the field holds the value itself."""
 
     def field(self) -> Any:
         """The dataclass field of this option, with its default."""
@@ -193,7 +195,13 @@ GRADES_OPTION: Final = Option(
     "grades",
 )
 PROCESSING: Final = Option(
-    "processing", "0ms", "the most time that a leader needs for one message (p)", DURATION, "processing_ns", duration_ns
+    "processing",
+    "0ms",
+    "the most time that a leader needs for one message (p)",
+    DURATION,
+    "processing_ns",
+    duration_ns,
+    exact_duration_text,
 )
 RESERVATION: Final = Option(
     "reservation",
@@ -383,6 +391,16 @@ def order_options(name: str, values: Mapping[str, Any] | None = None) -> OrderOp
         raise InvalidOption("topology", "the order quasi_genuine needs a topology; give QuasiGenuine(topology=…)")
     fixed = next(fixed for known_name, (_, fixed) in _CLASSES.items() if known_name == name)
     return found(**fixed, **given)
+
+
+def order_options_of(name: str, settings: OrderSettings, theta_ns: int) -> OrderOptions:
+    """The options of the order `name` that correspond to the settings of a policy or scenario."""
+    values: dict[str, Any] = {"slot": exact_duration_text(theta_ns)}
+    for option in options_of(order_class(name)):
+        if hasattr(settings, option.policy_field):
+            value = getattr(settings, option.policy_field)
+            values[option.name] = value if option.from_policy is None else option.from_policy(value)
+    return order_options(name, values)
 
 
 def _orders_with(field: str) -> str:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
+from unisono.config import Beacon, Config, Dns, Peers
 from unisono.errors import InvalidOption
-from unisono.model.text.references import SCHEME, parse_reference
+from unisono.model.text.references import SCHEME, GroupReference, parse_reference
 from unisono.runtime.discovery import BEACON_DEFAULT, BeaconDiscovery, DnsDiscovery
-from unisono.runtime.setup import parse_address
-
-Peers: TypeAlias = Mapping[int, str | tuple[str, int]] | str | None
-DNS_PREFIX = "dns:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +25,17 @@ class GroupLocation:
     search: BeaconDiscovery | DnsDiscovery | None = None
 
 
-def group_location(
-    group: str,
-    member: int | None,
-    peers: Peers,
-    members: int | None,
-    *,
-    beacon: str | None = None,
-    interface: str | None = None,
-) -> GroupLocation:
-    """Find out from the arguments of `join` where the members are; raises InvalidOption if they do not say it."""
-    salt = ""
+def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
+    """Parse an address such as 127.0.0.1:9001 or [::1]:9001 into host and port; raises InvalidOption for others."""
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidOption(field, f"expected an address such as '127.0.0.1:9001', got {value!r}")
+    return host.strip("[]"), int(port)
+
+
+def group_location(config: Config) -> GroupLocation:
+    """Find out from a configuration where the members are; raises InvalidOption if it does not say it."""
+    group, salt, peers = config.group, "", config.peers
     if group.startswith(SCHEME):
         if peers is not None:
             raise InvalidOption(
@@ -47,20 +43,31 @@ def group_location(
                 "the group is given as a reference, which already contains the members' addresses; leave out peers",
             )
         reference = parse_reference(group)
-        group, salt, beacon = reference.group, reference.membership_salt, reference.beacon or beacon
-        members = members if members is not None else reference.members
-        peers = reference.peers if reference.dns is None else DNS_PREFIX + reference.dns
-    if isinstance(peers, str):
-        return _location_by_dns(group, member, peers, members)
-    if peers is not None:
-        return GroupLocation(group, *_location_of_peers(member, peers), salt)
-    if members is None:
+        group, salt, peers = reference.group, reference.membership_salt, _referenced_peers(reference)
+    if isinstance(peers, Dns):
+        return _location_by_dns(group, config.member, peers)
+    if isinstance(peers, Beacon):
+        at = BEACON_DEFAULT if peers.address is None else parse_address("peers.address", peers.address)
+        search = BeaconDiscovery(group, peers.members, config.member or 0, at, peers.interface)
+        return GroupLocation(group, config.member or 1, _placeholder_addresses(peers.members), salt, search)
+    if isinstance(peers, Mapping):
+        return GroupLocation(group, *_location_of_peers(config.member, peers), salt)
+    expected = "expected all members' addresses such as {1: '10.0.0.7:9001', …}, or Beacon(members=…), or Dns(…)"
+    raise InvalidOption("peers", f"{expected}, got {peers!r}")
+
+
+def _referenced_peers(reference: GroupReference) -> Peers:
+    """The members that a group reference names."""
+    if reference.dns is not None:
+        name, port = parse_address("group", reference.dns)
+        return Dns(name=name, port=port, members=reference.members or 0)
+    if reference.peers:
+        return reference.peers
+    if reference.members is None:
         raise InvalidOption(
-            "members", "expected the number of members, or all members' addresses (peers=…), got neither"
+            "group", "expected the number of members, members=N, in a reference with a beacon, got none"
         )
-    at = BEACON_DEFAULT if beacon is None else parse_address("beacon", beacon)
-    search = BeaconDiscovery(group, members, member or 0, at, interface)
-    return GroupLocation(group, member or 1, _placeholder_addresses(members), salt, search)
+    return Beacon(members=reference.members, address=reference.beacon)
 
 
 def _location_of_peers(
@@ -82,17 +89,14 @@ def _location_of_peers(
     return member, addresses
 
 
-def _location_by_dns(group: str, member: int | None, peers: str, members: int | None) -> GroupLocation:
-    if not peers.startswith(DNS_PREFIX):
-        raise InvalidOption("peers", f"expected addresses by member number, or 'dns:NAME:PORT', got {peers!r}")
-    name, port = parse_address("peers", peers.removeprefix(DNS_PREFIX))
-    if members is None:
+def _location_by_dns(group: str, member: int | None, peers: Dns) -> GroupLocation:
+    if peers.members < 1:
         # A group needs a fixed size, and the name may not have all its addresses yet.
         raise InvalidOption(
-            "members", f"expected the number of members, which is the number of addresses of {name}, got None"
+            "peers.members", f"expected the number of members, which is the number of addresses of {peers.name}, got 0"
         )
-    search = DnsDiscovery(group, name, port, members, member or 0)
-    return GroupLocation(group, member or 1, _placeholder_addresses(max(1, members)), "", search)
+    search = DnsDiscovery(group, peers.name, peers.port, peers.members, member or 0)
+    return GroupLocation(group, member or 1, _placeholder_addresses(peers.members), "", search)
 
 
 def _placeholder_addresses(members: int) -> dict[int, tuple[str, int]]:

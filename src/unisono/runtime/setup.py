@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from unisono.config import Config
 from unisono.errors import Infeasible, InvalidOption, SlaError
-from unisono.model.capabilities import capabilities_of, needs_storage, orders_with
+from unisono.model.capabilities import needs_storage
 from unisono.model.events import View
-from unisono.model.policy import PROBE_INTERVAL_NS, Policy, Redundancy, StateHolder
-from unisono.model.sla import MetricRow, SlaSet
+from unisono.model.options import OrderName, Priority
+from unisono.model.policy import PROBE_INTERVAL_NS, Policy, StateHolder
+from unisono.model.sla import SlaSet
 from unisono.model.text.references import GroupReference
 from unisono.model.text.sla import parse_slas
-from unisono.model.timing import SLOT_DEFAULT, Timing
-from unisono.model.topology import Multigroup
-from unisono.model.units import Rate, duration_ns, duration_text
+from unisono.model.units import NS_PER_S, duration_ns, duration_text
 from unisono.qos.plan.admission import Link
+from unisono.qos.plan.choice import GroupPlan, Needs, choose
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.storage import Storage, check_fsync
+from unisono.runtime.peers import GroupLocation, group_location, parse_address
+from unisono.runtime.storage import Storage
 from unisono.stack import Stack, build
 
-if TYPE_CHECKING:
-    from unisono.trace.recorder import Recorder
-
-MAX_SLOT_NS = 50_000_000
-MIN_SLOT_NS = 500_000
 START_MARGIN_NS = 100_000_000
 
 
-MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
-"""A function that gets the metric rows of each collecting interval. It must not block."""
 Discover: TypeAlias = Callable[[BeaconDiscovery | DnsDiscovery, int, float], Awaitable[DiscoveredGroup]]
 """A function that finds the members. Arguments: the search, this member's incarnation, the time-out in seconds."""
 
@@ -51,117 +46,115 @@ def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
     return parse_slas(text, os.fspath(source))
 
 
-def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
-    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidOption(field, f"expected an address such as '127.0.0.1:9001', got {value!r}")
-    return host.strip("[]"), int(port)
-
-
-def choose_timing(
-    order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
-) -> Timing:
-    """Return Δ, Γ and the slot length: `slot` if it is given, else the longest slot that keeps the deadline.
-
-    `skews_ns` has two values: Γ, and how much clock differences add to the latency bound (Γ, or 2Γ with failures).
-    """
-    gamma_ns, skew_ns = skews_ns
-    if slot is not None or deadline is None or order not in {"auto", "vbr"}:
-        return Timing(delta_ns, gamma_ns, duration_ns(SLOT_DEFAULT if slot is None else slot, "slot"))
-    limit = duration_ns(deadline, "deadline")
-    theta_ns = min(limit - delta_ns - skew_ns, MAX_SLOT_NS)
-    if theta_ns < MIN_SLOT_NS:
-        terms, word = (delta_ns, skew_ns, MIN_SLOT_NS), "2Γ" if skew_ns > gamma_ns else "Γ"
-        raise Infeasible(limit, sum(terms), f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}")
-    return Timing(delta_ns, gamma_ns, theta_ns)
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
-    group: str
-    member: int
-    addresses: dict[int, tuple[str, int]]
-    order: str
-    rate: Rate
-    timing: Timing
-    max_message: int
-    max_frame: int | None
-    failures: bool
-    loss_burst: int
-    fec: tuple[int, int] | None
-    reliable: Redundancy | None
-    grades: str
-    processing_ns: int
-    multicast: tuple[str, int] | None
+    """A checked configuration, with the plan that follows from it and the place of the group."""
+
+    config: Config
+    plan: GroupPlan
+    place: GroupLocation
     link: Link
-    recorder: Recorder | None
+    slas: SlaSet | None
     incarnation: int
-    timeout_s: float
-    queue_messages: int
-    injection: FaultInjection | None
-    slas: SlaSet | None = None
-    monitor: bool | MetricSink = False
-    storage: Path | None = None
-    fsync: str = "always"
-    state: StateHolder | None = None
-    rejoin: bool = True
-    multigroup: Multigroup | None = None
-    deadline_ns: int | None = None
-    salt: str = ""
-    """A suffix of the group's name on the wire. With it, groups of one name but different members ignore each other."""
-    search: BeaconDiscovery | DnsDiscovery | None = None
-    """How to find the members; None if their addresses are given."""
+    injection: FaultInjection | None = None
+
+    @staticmethod
+    def of(config: Config, incarnation: int, injection: FaultInjection | None = None) -> Setup:
+        """Plan a group from its configuration; raises an error for options that cannot work."""
+        needs = Needs(
+            config.order,
+            config.gaps,
+            None if config.deadline is None else duration_ns(config.deadline, "deadline"),
+            duration_ns(config.network.delta, "delta"),
+            duration_ns(config.network.gamma, "gamma"),
+        )
+        place, link = group_location(config), config.network.shared_link()
+        setup = Setup(config, choose(needs), place, link, load_slas(config.observe.sla), incarnation, injection)
+        return replace(setup, plan=replace(setup.plan, bound_ns=setup.check()))
+
+    @property
+    def order(self) -> OrderName:
+        """The name of the order."""
+        return self.plan.order.name
+
+    @property
+    def member(self) -> int:
+        """This member's number."""
+        return self.place.member
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """The deadline in nanoseconds; None if there is none."""
+        return None if self.config.deadline is None else duration_ns(self.config.deadline, "deadline")
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the group may take to form, in seconds."""
+        return duration_ns(self.config.timeout, "timeout") / NS_PER_S
+
+    @property
+    def multicast(self) -> tuple[str, int] | None:
+        """The address of the IP multicast group; None without one."""
+        address = self.config.network.multicast
+        return None if address is None else parse_address("multicast", address)
+
+    @property
+    def state(self) -> StateHolder | None:
+        """The application whose state the order transfers; None if the order transfers none."""
+        return self.plan.order.state if isinstance(self.plan.order, Priority) else None
 
     async def with_discovered_members(self, discover: Discover) -> tuple[Setup, DiscoveredGroup | None]:
         """Find the members' addresses if `search` is set. Return the completed setup and the discovered group.
 
         Without a search, return this setup and None.
         """
-        if self.search is None:
+        if self.place.search is None:
             return self, None
-        found = await discover(self.search, self.incarnation, self.timeout_s)
-        return replace(self, member=found.member, addresses=found.addresses, salt=found.salt, search=None), found
+        found = await discover(self.place.search, self.incarnation, self.timeout_s)
+        place = GroupLocation(self.place.group, found.member, found.addresses, found.salt)
+        return replace(self, place=place), found
 
     def reference(self) -> str:
         """The group reference: a text from which other processes learn the members' addresses."""
         peers = {
             number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            for number, (host, port) in self.addresses.items()
+            for number, (host, port) in self.place.addresses.items()
         }
-        return GroupReference(self.group, peers, self.salt).text()
+        return GroupReference(self.place.group, peers, self.place.salt).text()
 
     def qos_observer(self, stack: Stack) -> QosObserver | None:
         """The observer that collects metrics and evaluates the SLAs; None if `join` was asked for neither."""
-        if self.slas is None and self.monitor is False:
+        if self.slas is None and self.config.observe.metrics is False:
             return None
         return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_differences, self.slas, stack)
 
     def open_storage(self) -> Storage | None:
         """Open this member's storage; return None if `join` was given none."""
-        if self.storage is None:
+        path = self.config.storage_path
+        if path is None:
             return None
-        return Storage(self.storage, group=self.group, member=self.member, fsync=self.fsync)
+        return Storage(path, group=self.place.group, member=self.member, fsync=self.config.fsync)
 
     def attach_application_state(self, stack: Stack) -> None:
         """Let the stack transfer the application's state to joining members, if the order transfers state."""
         stack.share_application_state(self.state)
 
-    def check(self) -> None:
-        """Raise an error for options that cannot work, before a socket is opened."""
-        if self.storage is not None and not needs_storage(self.order, self.grades):
+    def check(self) -> int:
+        """Raise an error for options that cannot work, before a socket is opened; return the latency bound."""
+        if self.config.storage is not None and not needs_storage(self.order, self._grades()):
             text = (
                 f"the order {self.order} uses no stable storage; only consensus, quasi_genuine and final deliveries "
                 "do; leave out storage"
             )
             raise InvalidOption("storage", text)
-        deadline_ns = self.deadline_ns
-        check_fsync(self.fsync)
         self._check_pull_options()
-        copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
+        copies = 1 if self.multicast is not None else max(1, len(self.place.addresses) - 1)
         share = self.link.share(copies)
-        stack = build(self.policy(self.max_frame or 1400), share)
-        share.release()
-        bound_ns = stack.bound_ns()
+        try:
+            stack = build(self.policy(self.config.network.max_frame or 1400), share)
+        finally:
+            share.release()
+        bound_ns, deadline_ns = stack.bound_ns(), self.deadline_ns
         self.qos_observer(stack)
         if deadline_ns is not None and bound_ns > deadline_ns:
             raise Infeasible(
@@ -169,50 +162,48 @@ class Setup:
                 bound_ns,
                 f"the latency bound of the order {self.order} is {duration_text(bound_ns)} with these options",
             )
+        return bound_ns
+
+    def _grades(self) -> str:
+        return getattr(self.plan.order, "grades", "early")
 
     def _check_pull_options(self) -> None:
-        """Raise InvalidOption if `state`, `deadline` or `recorder` does not fit the order.
+        """Raise InvalidOption if `state`, `deadline` or `recorder` does not fit the priority orders.
 
-        Their rules differ in the priority orders, where the application consumes messages itself.
+        There the application consumes messages itself, and an excluded member rejoins as a new incarnation.
         """
-        pulled = capabilities_of(self.order).pulled
-        if self.state is not None and not pulled:
-            text = f"the order {self.order} has no state transfer; use {' or '.join(orders_with('pulled'))}"
-            raise InvalidOption("state", text)
-        if self.state is not None and not isinstance(self.state, StateHolder):
-            raise InvalidOption("state", f"expected an object with snapshot() and restore(state), got {self.state!r}")
-        if self.deadline_ns is not None and pulled:
+        order, recorder = self.plan.order, self.config.observe.recorder
+        if not isinstance(order, Priority):
+            return
+        if order.state is not None and not isinstance(order.state, StateHolder):
+            raise InvalidOption("state", f"expected an object with snapshot() and restore(state), got {order.state!r}")
+        if self.deadline_ns is not None:
             text = "the priority orders cannot promise a deadline, because consumers set the pace; leave out deadline"
             raise InvalidOption("deadline", text)
-        if pulled and self.rejoin and self.recorder is not None and self.recorder.new_incarnation is None:
+        if order.rejoin and recorder is not None and recorder.new_incarnation is None:
             text = (
                 "a member that rejoins has a new incarnation, but this recorder cannot record more than one; give a "
-                "recorder with `new_incarnation`, or rejoin=False"
+                "recorder with `new_incarnation`, or Priority(rejoin=False)"
             )
             raise InvalidOption("recorder", text)
 
     def policy(self, max_frame: int) -> Policy:
+        """The policy from which this member's stack is built."""
+        adaptable = () if self.slas is None else self.slas.adaptable_settings
         return Policy(
-            group=self.group + self.salt,
+            group=self.place.group + self.place.salt,
             member=self.member,
-            view=View(tuple(sorted(self.addresses))),
-            timing=self.timing,
-            rate=self.rate,
+            view=View(tuple(sorted(self.place.addresses))),
+            timing=self.plan.timing,
+            rate=self.config.rate,
             order=self.order,
             incarnation=self.incarnation,
-            max_message=self.max_message,
+            max_message=self.config.max_message,
             max_frame=max_frame,
             start_margin_ns=START_MARGIN_NS,
             probe_every_ns=PROBE_INTERVAL_NS,
             multicast=self.multicast is not None,
-            failures=self.failures,
-            loss_burst=self.loss_burst,
-            fec=self.fec,
-            reliable=self.reliable,
-            grades=self.grades,
-            rho_most=0 if self.slas is None or "rho" not in self.slas.adaptable_settings else self.slas.rho_most,
-            fec_most=0 if self.slas is None or "fec" not in self.slas.adaptable_settings else self.slas.fec_most,
-            processing_ns=self.processing_ns,
-            multigroup=self.multigroup,
-            rejoin=self.rejoin,
+            rho_most=self.slas.rho_most if self.slas is not None and "rho" in adaptable else 0,
+            fec_most=self.slas.fec_most if self.slas is not None and "fec" in adaptable else 0,
+            **self.plan.order.policy_fields(),
         )
