@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from unisono.orders.consensus.order import ConsensusOrder
 
@@ -19,7 +21,7 @@ async def run(setup: dict[str, Any]) -> dict[str, Any]:
     """Take part for the given time and return the figures."""
     seconds, size = float(setup["seconds"]), int(setup["size"])
     messages = [bytes(size)] * int(setup["batch"])
-    group = await unisono.join(
+    group = await join_group(
         "consensus-benchmark",
         member=int(setup["member"]),
         peers={int(m): (a[0], int(a[1])) for m, a in setup["peers"].items()},

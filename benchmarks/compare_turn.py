@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 
+from tests.worlds.joining import join_group
+
 import unisono
 
 MEMBERS = (1, 2, 3)
@@ -90,7 +92,7 @@ async def _messages(order: str, burst: int, send: Part, receive: Part) -> float:
         peers = _addresses()
         groups = await asyncio.gather(
             *(
-                unisono.join(
+                join_group(
                     "compare",
                     member=member,
                     peers=peers,

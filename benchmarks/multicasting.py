@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 
 BEGIN_S = 2.0
@@ -19,7 +21,7 @@ async def run(setup: dict[str, Any]) -> dict[str, Any]:
     seconds, size, rate, batch = (float(setup[word]) for word in ("seconds", "size", "rate", "batch"))
     groups = {name: tuple(members) for name, members in setup["groups"].items()}
     topology = unisono.Topology(groups, {name: tuple(groups) for name in groups})
-    group = await unisono.join(
+    group = await join_group(
         "groups-benchmark",
         member=int(setup["member"]),
         peers={int(m): (a[0], int(a[1])) for m, a in setup["peers"].items()},

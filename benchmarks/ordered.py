@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from benchmarks.switching import Switch
 
@@ -50,7 +52,7 @@ class MemberRun:
         """Join, send and count for the given time, leave; the figures."""
         setup = self.setup
         burst, slot_ns, size = int(setup["burst"]), int(setup["slot_ns"]), int(setup["size"])
-        group = await unisono.join(
+        group = await join_group(
             "throughput",
             member=self.me,
             peers={int(m): (a[0], int(a[1])) for m, a in setup["peers"].items()},
@@ -61,7 +63,7 @@ class MemberRun:
             max_message=size,
             max_frame=int(setup["max_frame"]),
             link=unisono.Link("400Gbit/s"),
-            monitor=bool(setup.get("monitor")),
+            metrics=bool(setup.get("monitor")),
         )
         transport = group._driver.transport
         if setup.get("monitor"):

@@ -15,6 +15,8 @@ import time
 from statistics import median
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from benchmarks.progress import Say, silence
 from unisono.cluster.supervisor import free_addresses
@@ -57,7 +59,7 @@ async def _join(order: str, members: int) -> list[unisono.Group]:
     peers = free_addresses(tuple(range(1, members + 1)))
     options: dict[str, Any] = {"order": order, "peers": peers, "rate": unisono.Rate(avg=20_000, burst=100)}
     links = {m: unisono.Link("10000Gbit/s") for m in peers}
-    return list(await asyncio.gather(*(unisono.join("figure 5", member=m, link=links[m], **options) for m in peers)))
+    return list(await asyncio.gather(*(join_group("figure 5", member=m, link=links[m], **options) for m in peers)))
 
 
 async def _agreed_ms(members: int, size: int, rounds: int) -> float:

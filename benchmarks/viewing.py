@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from unisono.agreement.membership.views import Membership
 from unisono.model.events import ViewChange
@@ -28,7 +30,7 @@ async def run(setup: dict[str, Any]) -> None:
 
 async def live(setup: dict[str, Any]) -> None:
     """One incarnation: until this member is excluded."""
-    group = await unisono.join(
+    group = await join_group(
         "views-benchmark",
         member=int(setup["member"]),
         peers={int(m): (a[0], int(a[1])) for m, a in setup["peers"].items()},

@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from tests.worlds.joining import join_group
+
 import unisono
 from unisono.model.capabilities import needs_storage
 
@@ -109,7 +111,7 @@ async def walk(order: str, messages: int) -> Walk:
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as members:
             joins = [
-                unisono.join(
+                join_group(
                     "walk",
                     member=member,
                     peers=peers,

@@ -48,10 +48,15 @@ async def play(seconds: float, *, bots: int = 9, seed: int = 1, window_ms: int =
     rules = unisono.Multigroup(TOPOLOGY, window_ns=window_ms * 1_000_000, optimistic=True)
 
     async def join(member: int) -> unisono.Group:
-        rate = unisono.Rate(avg=2000, burst=16)
-        return await unisono.join(
-            "areas", member=member, peers=peers, order="quasi_genuine", topology=rules, rate=rate, max_message=1000
+        config = unisono.Config(
+            group="areas",
+            member=member,
+            peers=peers,
+            order=unisono.QuasiGenuine(topology=rules),
+            rate=unisono.Rate(avg=2000, burst=16),
+            max_message=1000,
         )
+        return await unisono.join(config=config)
 
     groups = await asyncio.gather(*map(join, TOPOLOGY.members))
     states = {group.member: Replicated(group, Area(TOPOLOGY.group_of(group.member))) for group in groups}

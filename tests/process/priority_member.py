@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from unisono.errors import UnisonoError
 from unisono.model.events import Batch, Rejoining, ViewChange, Violation
@@ -92,7 +94,7 @@ async def run(setup: dict[str, Any]) -> None:
     member, incarnation, digest = setup["member"], setup["life"], Digest()
     tasks: list[asyncio.Task[Any]] = []
     try:
-        group = await unisono.join(
+        group = await join_group(
             "table",
             member=member,
             peers={int(number): (host, port) for number, (host, port) in setup["peers"].items()},

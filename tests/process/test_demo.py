@@ -298,7 +298,7 @@ from unisono.trace.files import ParquetWriter
 async def main():
     incarnation = new_incarnation()
     writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, incarnation=incarnation, flush_s=0)
-    joining = unisono.join(
+    joining = join_group(
         "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=incarnation
     )
     group = await joining

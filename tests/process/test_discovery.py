@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 
-import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.errors import FormationTimeout, InvalidOption, MissingDependency
 from unisono.runtime.discovery import DnsDiscovery, discover_by_dns
@@ -49,10 +49,11 @@ multicast_only = pytest.mark.skipif(not has_multicast(), reason="this machine's 
 
 MEMBER = """
 import asyncio, json, sys, unisono
+from tests.worlds.joining import join_group
 
 async def main():
     setup = json.loads(sys.argv[1])
-    group = await unisono.join("found", interface="127.0.0.1", timeout="25s", delta="200ms", slot="20ms", **setup)
+    group = await join_group("found", interface="127.0.0.1", timeout="25s", delta="200ms", slot="20ms", **setup)
     print(json.dumps({"member": group.member, "reference": group.reference}), flush=True)
     await group.send(b"I am %d" % group.member)
     seen = []
@@ -122,11 +123,11 @@ def test_a_restarted_member_learns_the_table_from_a_running_one(tmp_path: Path) 
 
 
 async def _late(at: str) -> None:
-    joins = [unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s") for _ in range(2)]
+    joins = [join_group("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s") for _ in range(2)]
     groups = await asyncio.gather(*joins)
     try:
         with pytest.raises(MissingDependency, match=r"the group is complete without this process: 1 at 127\.0\.0\.1"):
-            await unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s")
+            await join_group("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s")
     finally:
         await asyncio.gather(*(group.leave() for group in groups))
 
@@ -139,7 +140,7 @@ def test_a_process_too_many_gets_an_error_that_lists_the_members() -> None:
 def test_a_lone_member_gives_up_with_an_explanation() -> None:
     async def alone() -> None:
         with pytest.raises(FormationTimeout, match="1 of 2 processes known"):
-            await unisono.join("alone", members=2, beacon=beacon(), interface=LOOPBACK, timeout="600ms")
+            await join_group("alone", members=2, beacon=beacon(), interface=LOOPBACK, timeout="600ms")
 
     asyncio.run(alone())
 
@@ -147,9 +148,9 @@ def test_a_lone_member_gives_up_with_an_explanation() -> None:
 def test_a_reference_is_all_that_another_member_needs() -> None:
     async def both() -> None:
         peers = {number: f"{host}:{port}" for number, (host, port) in free_addresses((1, 2)).items()}
-        one = unisono.join("by reference", member=1, peers=peers, delta="200ms", slot="20ms")
+        one = join_group("by reference", member=1, peers=peers, delta="200ms", slot="20ms")
         reference = f"unisono://by%20reference?peers=1@{peers[1]},2@{peers[2]}"
-        two = unisono.join(reference, member=2, delta="200ms", slot="20ms")
+        two = join_group(reference, member=2, delta="200ms", slot="20ms")
         groups = await asyncio.gather(one, two)
         assert groups[0].reference == groups[1].reference == reference
         await asyncio.gather(*(group.leave() for group in groups))
@@ -196,16 +197,16 @@ def test_a_member_waits_until_the_dns_name_has_all_addresses() -> None:
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ({}, "members"),
+        ({}, "peers"),
         ({"members": 0}, "members"),
         ({"members": 3, "member": 4}, "member"),
         ({"peers": {1: "127.0.0.1:9"}}, "member"),
         ({"peers": "127.0.0.1:9"}, "peers"),
-        ({"peers": "dns:name:9"}, "members"),
-        ({"members": 2, "beacon": "here"}, "beacon"),
+        ({"members": 0, "peers": "dns:name:9"}, "peers.members"),
+        ({"members": 2, "beacon": "here"}, "peers.address"),
     ],
 )
 def test_missing_arguments_are_refused_at_once(arguments: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidOption) as caught:
-        unisono.join("g", **arguments)  # type: ignore[arg-type]
+        join_group("g", **arguments)
     assert caught.value.field == field

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -27,7 +28,7 @@ CUT = Partition(Span(1, 2), ((1,), (2, 3)))
 async def joined(
     member: int, peers: dict[int, tuple[str, int]], injection: FaultInjection | None = None
 ) -> unisono.Group:
-    return await unisono.join(
+    return await join_group(
         "table", member=member, peers=peers, failures=True, delta="300ms", slot="20ms", injection=injection
     )
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from tests.process.test_discovery import multicast_only
+from tests.worlds.joining import join_group
+from tests.worlds.joining import memory_network as network
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.udp import UdpTransport
-from unisono.testing import network
 
 TIMEOUT_S = 60
 FAST: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 1000}
@@ -25,7 +26,7 @@ FAST: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message":
 async def join_all(count: int, **options: Any) -> list[unisono.Group]:
     peers = free_addresses(tuple(range(1, count + 1)))
     return await asyncio.gather(
-        *(unisono.join("table", member=member, peers=peers, **{**FAST, **options}) for member in peers)
+        *(join_group("table", member=member, peers=peers, **{**FAST, **options}) for member in peers)
     )
 
 
@@ -414,7 +415,7 @@ def test_an_error_in_the_with_body_leaves_the_group_and_is_raised() -> None:
     async def part() -> None:
         peers = free_addresses((1,))
         with pytest.raises(LookupError, match="own error"):
-            async with unisono.join("table", member=1, peers=peers) as group:
+            async with join_group("table", member=1, peers=peers) as group:
                 raise LookupError("own error")
         with pytest.raises(unisono.GroupClosed):
             await group.send(b"x")
@@ -464,7 +465,7 @@ def test_a_cancelled_send_is_not_sent_and_does_not_block_others() -> None:
 def test_a_cancelled_join_releases_its_port_and_its_reservation() -> None:
     async def part() -> None:
         peers, link = free_addresses((1, 2)), unisono.Link()
-        joining = asyncio.create_task(_await_join(unisono.join("table", member=1, peers=peers, link=link)))
+        joining = asyncio.create_task(_await_join(join_group("table", member=1, peers=peers, link=link)))
         await until(lambda: link.free_bytes_per_s < link.capacity_bytes_per_s)
         joining.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -487,7 +488,7 @@ def test_a_missing_member_is_named() -> None:
     async def part() -> None:
         peers, link = free_addresses((1, 2, 7)), unisono.Link()
         results = await asyncio.gather(
-            *(unisono.join("table", member=m, peers=peers, timeout="300ms", link=link) for m in (1, 2)),
+            *(join_group("table", member=m, peers=peers, timeout="300ms", link=link) for m in (1, 2)),
             return_exceptions=True,
         )
         for result in results:
@@ -513,8 +514,8 @@ def test_a_different_policy_is_named_on_both_sides(option: str, ours: dict[str, 
     async def part() -> None:
         peers = free_addresses((1, 2))
         results = await asyncio.gather(
-            unisono.join("table", member=1, peers=peers, timeout="500ms", **ours),
-            unisono.join("table", member=2, peers=peers, timeout="500ms", **theirs),
+            join_group("table", member=1, peers=peers, timeout="500ms", **ours),
+            join_group("table", member=2, peers=peers, timeout="500ms", **theirs),
             return_exceptions=True,
         )
         for other, result in zip((2, 1), results, strict=True):
@@ -528,7 +529,7 @@ def test_another_group_at_the_address_is_reported() -> None:
     async def part() -> None:
         peers = free_addresses((1, 2))
         results = await asyncio.gather(
-            *(unisono.join(f"table-{m}", member=m, peers=peers, timeout="300ms") for m in (1, 2)),
+            *(join_group(f"table-{m}", member=m, peers=peers, timeout="300ms") for m in (1, 2)),
             return_exceptions=True,
         )
         for result in results:
@@ -542,9 +543,9 @@ def test_a_port_in_use_is_reported_at_once() -> None:
     async def part() -> None:
         peers = free_addresses((1,))
         link = unisono.Link()
-        async with unisono.join("table", member=1, peers=peers):
+        async with join_group("table", member=1, peers=peers):
             with pytest.raises(unisono.MissingDependency, match="is in use"):
-                await unisono.join("table", member=1, peers=peers, link=link)
+                await join_group("table", member=1, peers=peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s
 
     run_test(part)
@@ -644,7 +645,7 @@ def test_one_peer_without_multicast_makes_all_members_use_unicast() -> None:
         joined = list(
             await asyncio.gather(
                 *(
-                    unisono.join("table", member=m, peers=peers, link=links[m], multicast=other if m == 3 else common)
+                    join_group("table", member=m, peers=peers, link=links[m], multicast=other if m == 3 else common)
                     for m in peers
                 )
             )

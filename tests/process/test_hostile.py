@@ -6,6 +6,8 @@ import socket
 from collections import Counter
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.units import group_key
@@ -52,7 +54,7 @@ def test_malformed_and_foreign_datagrams_are_counted_and_the_group_goes_on() -> 
     async def scene() -> None:
         peers = free_addresses((1, 2))
         rate = unisono.Rate(avg=5000, burst=16)
-        joined = await asyncio.gather(*(unisono.join(GROUP, member=m, peers=peers, rate=rate) for m in peers))
+        joined = await asyncio.gather(*(join_group(GROUP, member=m, peers=peers, rate=rate) for m in peers))
         before = Counter(joined[1].stats().refused)
         chance = random.Random(7)
         sending = [asyncio.create_task(group.send_many([b"%d" % n for n in range(100)])) for group in joined]
@@ -91,7 +93,7 @@ def test_frames_of_an_earlier_incarnation_and_of_old_slots_are_ignored() -> None
         peers = free_addresses((1, 2))
         life = new_incarnation()
         one, two = await asyncio.gather(
-            *(unisono.join(GROUP, member=m, peers=peers, incarnation=life if m == 1 else None) for m in peers)
+            *(join_group(GROUP, member=m, peers=peers, incarnation=life if m == 1 else None) for m in peers)
         )
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as enemy:
             for slot in (1, 2):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cli.main import main
@@ -18,7 +19,7 @@ def test_an_urgent_message_overtakes_at_both_members() -> None:
         peers = free_addresses((1, 2))
         async with asyncio.timeout(60):
             first, second = await asyncio.gather(
-                *(unisono.join("pulled", order="priority", member=m, peers=peers, delta="50ms") for m in (1, 2))
+                *(join_group("pulled", order="priority", member=m, peers=peers, delta="50ms") for m in (1, 2))
             )
             await first.send_many([b"a", b"b", b"c"])
             assert (await second.consume()).payload == b"a"
@@ -55,7 +56,7 @@ def test_a_newcomer_receives_the_application_state() -> None:
         ledgers = {member: Ledger() for member in peers}
 
         async def join(member: int) -> unisono.Group:
-            return await unisono.join("kept", order="priority", member=member, peers=peers, state=ledgers[member])
+            return await join_group("kept", order="priority", member=member, peers=peers, state=ledgers[member])
 
         async def consume_until(group: unisono.Group, count: int) -> None:
             while len(ledgers[group.member].entries) < count:
@@ -77,7 +78,7 @@ def test_a_newcomer_receives_the_application_state() -> None:
 
 def test_orders_without_state_transfer_refuse_a_state() -> None:
     with pytest.raises(unisono.InvalidOption, match="the order vbr has no state transfer; use priority"):
-        unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
+        join_group("kept", member=1, peers=free_addresses((1,)), state=Ledger())
 
 
 @pytest.mark.parametrize(
@@ -91,9 +92,9 @@ def test_orders_without_state_transfer_refuse_a_state() -> None:
 def test_unsupported_options_are_refused(options: dict[str, Any], problem: str) -> None:
     peers = free_addresses((1, 2))
     with pytest.raises(unisono.InvalidOption, match=problem):
-        unisono.join("g", order="priority", member=1, peers=peers, **options)
+        join_group("g", order="priority", member=1, peers=peers, **options)
     if "recorder" in options:
-        unisono.join("g", order="priority", member=1, peers=peers, rejoin=False, **options)
+        join_group("g", order="priority", member=1, peers=peers, rejoin=False, **options)
 
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])

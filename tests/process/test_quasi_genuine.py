@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from examples.areas import sockets as areas
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -31,7 +32,7 @@ async def join_all(
 ) -> dict[int, unisono.Group]:
     joined = await asyncio.gather(
         *(
-            unisono.join(
+            join_group(
                 "areas",
                 member=member,
                 peers=peers,

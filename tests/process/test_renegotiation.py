@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -21,7 +22,7 @@ async def join_all(**options: Any) -> list[unisono.Group]:
     peers = free_addresses(MEMBERS)
     fields: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 100, "slot": "5ms"} | options
     return list(
-        await asyncio.gather(*(unisono.join("table", member=member, peers=peers, **fields) for member in MEMBERS))
+        await asyncio.gather(*(join_group("table", member=member, peers=peers, **fields) for member in MEMBERS))
     )
 
 
@@ -75,11 +76,11 @@ def test_a_member_that_comes_later_has_the_slots_of_the_others() -> None:
         peers = free_addresses((1, 2))
         fields: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 100, "failures": True}
         fields |= {"delta": "100ms", "slot": "5ms"}
-        first = await unisono.join("table", member=1, peers=peers, **fields)
+        first = await join_group("table", member=1, peers=peers, **fields)
         hearing = asyncio.create_task(heard(first))
         await first.renegotiate(slot="20ms")
         bound = first.bound_ns
-        second = await unisono.join("table", member=2, peers=peers, **fields)
+        second = await join_group("table", member=2, peers=peers, **fields)
         await second.send(b"hello")
         assert any(isinstance(event, unisono.TimingChange) for event in await seen(second)), "before it delivers"
         assert second.bound_ns == bound
@@ -97,8 +98,8 @@ def test_a_declared_deadline_is_kept_or_its_member_gets_a_violation() -> None:
     async def part() -> None:
         peers = free_addresses((1, 2))
         fields: dict[str, Any] = {"delta": "20ms", "gamma": "2ms", "slot": "5ms"}
-        bound = unisono.join("table", member=1, peers=peers, deadline="40ms", **fields)
-        first, second = await asyncio.gather(bound, unisono.join("table", member=2, peers=peers, **fields))
+        bound = join_group("table", member=1, peers=peers, deadline="40ms", **fields)
+        first, second = await asyncio.gather(bound, join_group("table", member=2, peers=peers, **fields))
         with pytest.raises(
             unisono.Infeasible, match="with slots of 20ms the latency bound would be 42ms; the best offer is 27 ms"
         ):
@@ -130,12 +131,12 @@ async def seen(group: unisono.Group) -> list[object]:
 def test_what_cannot_be_changed_is_refused_at_once() -> None:
     async def part() -> None:
         peers = free_addresses((1,))
-        async with unisono.join("table", member=1, peers=peers, order="leader") as group:
+        async with join_group("table", member=1, peers=peers, order="leader") as group:
             with pytest.raises(
                 unisono.InvalidOption, match="slot: the order leader cannot change its slot length; vbr can"
             ):
                 group.renegotiate(slot="10ms")
-        async with unisono.join("table", member=1, peers=peers) as group:
+        async with join_group("table", member=1, peers=peers) as group:
             with pytest.raises(unisono.InvalidOption, match="expected a rate, a slot, or both"):
                 group.renegotiate()
             with pytest.raises(unisono.InvalidOption, match="slot"):

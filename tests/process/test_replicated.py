@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -21,7 +22,7 @@ Peers = dict[int, tuple[str, int]]
 
 def joining(member: int, peers: Peers, **settings: object) -> Coroutine[None, None, unisono.Group]:
     async def joined() -> unisono.Group:
-        return await unisono.join(
+        return await join_group(
             "table",
             member=member,
             peers=peers,
@@ -29,7 +30,7 @@ def joining(member: int, peers: Peers, **settings: object) -> Coroutine[None, No
             delta="100ms",
             gamma="5ms",
             slot="10ms",
-            **{"grades": "both", "failures": True, **settings},  # type: ignore[arg-type]
+            **{"grades": "both", "failures": True, **settings},
         )
 
     return joined()

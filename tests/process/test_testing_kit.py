@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.worlds.joining import join_group
+from tests.worlds.joining import memory_network as network
 
 import unisono
 from unisono import testing
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.udp import UdpTransport
-from unisono.testing import MemoryNetwork, deliveries, network
+from unisono.testing import MemoryNetwork, deliveries
 from unisono.testing.clocks import VIRTUAL_EPOCH_NS
 
 RATE = unisono.Rate(avg=2000, burst=16)
@@ -244,7 +246,7 @@ def test_a_clock_beyond_gamma_is_reported(ahead: str) -> None:
 
 async def greeter(member: int, peers: dict[int, tuple[str, int]], heard: list[bytes]) -> None:
     """A program under test: it knows nothing of the kit."""
-    async with unisono.join("greetings", member=member, peers=peers) as group:
+    async with join_group("greetings", member=member, peers=peers) as group:
         await group.send(b"hello from %d" % member)
         async for event in group:
             if isinstance(event, unisono.Delivery):
@@ -270,7 +272,7 @@ def test_outside_the_block_join_uses_sockets_again() -> None:
         async with network(members=1):
             pass
         peers = free_addresses((1,))
-        async with unisono.join("table", member=1, peers=peers):
+        async with join_group("table", member=1, peers=peers):
             with pytest.raises(unisono.MissingDependency, match="is in use"):
                 UdpTransport(1, peers)
 
@@ -304,7 +306,7 @@ def test_misuse_is_refused() -> None:
             with pytest.raises(unisono.InvalidOption, match="expected both at_most and of"):
                 net.lose(0.5, of=3)
             with pytest.raises(unisono.InvalidOption, match=r"net\.peers"):
-                await unisono.join("table", members=2)
+                await join_group("table", members=2)
             with pytest.raises(unisono.InvalidOption, match="in use"):
                 await net.join(1)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.check.suite import check_all
@@ -26,7 +27,7 @@ def record(directory: Path) -> Trace:
     async def member(number: int, peers: dict[int, tuple[str, int]]) -> int:
         life = new_incarnation()
         with ParquetWriter(directory, RUN, GROUP, number, incarnation=life) as writer:
-            joining = unisono.join(
+            joining = join_group(
                 GROUP,
                 member=number,
                 peers=peers,

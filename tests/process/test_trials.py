@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.check.suite import check_all
@@ -129,7 +130,7 @@ class Table:
 
     async def join(self, member: int, offset_ms: int = 0) -> unisono.Group:
         incarnation = new_incarnation()
-        group = await unisono.join(
+        group = await join_group(
             "table",
             member=member,
             peers=self.peers,
@@ -272,14 +273,14 @@ def test_joining_twice_from_one_process_is_refused_and_does_not_disturb_the_firs
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
         link = unisono.Link("1Gbit/s")
         with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is in use"):
-            await unisono.join("table", member=1, peers=table.peers, link=link)
+            await join_group("table", member=1, peers=table.peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s, "what it would have had is free"
         await table.talk(groups)
         assert payloads(table.events[1]) == payloads(table.events[2])
         assert all(await asyncio.gather(*(group.leave() for group in groups)))
         await table.part()
         # What was left can be joined again, by the same process.
-        again = await asyncio.gather(*(unisono.join("table", member=m, peers=table.peers) for m in (1, 2)))
+        again = await asyncio.gather(*(join_group("table", member=m, peers=table.peers) for m in (1, 2)))
         assert all(await asyncio.gather(*(group.leave() for group in again)))
 
     asyncio.run(part())
@@ -294,7 +295,7 @@ def test_a_second_process_with_the_same_number_is_refused_by_a_fixed_group() -> 
         elsewhere = {**table.peers, 2: free_addresses((2,))[2]}
         later = new_incarnation() + 8  # a second after the first process
         with pytest.raises(unisono.FormationTimeout, match="did not form"):
-            await unisono.join("table", member=2, peers=elsewhere, incarnation=later, timeout="1s")
+            await join_group("table", member=2, peers=elsewhere, incarnation=later, timeout="1s")
         await table.talk(groups)
         assert payloads(table.events[1]) == payloads(table.events[2]) == payloads(table.events[3])
         assert "restarted" in table.kinds(1)
@@ -314,7 +315,7 @@ def test_a_second_process_with_the_same_number_replaces_the_first_in_a_group_wit
         await table.until(lambda: all(group.members == (1, 2, 3) for group in groups))
         elsewhere = {**table.peers, 2: free_addresses((2,))[2]}
         later = new_incarnation() + 8  # a second after the first process
-        second = await unisono.join("table", member=2, peers=elsewhere, incarnation=later, **LOOSE)
+        second = await join_group("table", member=2, peers=elsewhere, incarnation=later, **LOOSE)
         await table.until(lambda: table.has_ended(2))
         assert table.kinds(2)[-1] == "number_taken"
         rest = [groups[0], groups[2]]

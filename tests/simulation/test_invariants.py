@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.joining import memory_network
 from tests.worlds.unchecked import RUNTIME_CHECKS, unchecked_members
 
 import unisono
@@ -173,7 +174,7 @@ def test_a_member_that_stops_sends_no_more_and_its_calls_raise(monkeypatch: pyte
     """It accepts more messages in a slot than it has reserved bandwidth for."""
 
     async def part() -> None:
-        async with testing.network(members=2, rate=unisono.Rate(avg=100, burst=2), failures=True) as net:
+        async with memory_network(members=2, rate=unisono.Rate(avg=100, burst=2), failures=True) as net:
             await net[1].send(b"first")
             await testing.deliveries(net[1], 1)
             with monkeypatch.context() as planted:
@@ -196,7 +197,7 @@ def test_a_member_that_stops_sends_no_more_and_its_calls_raise(monkeypatch: pyte
 
 def test_a_defect_in_a_request_of_the_application_stops_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
     async def part() -> None:
-        async with testing.network(members=2) as net:
+        async with memory_network(members=2) as net:
             await net[1].send(b"first")
             await testing.deliveries(net[1], 1)
             monkeypatch.setattr(Vbr, "_close_slot", violated)

@@ -1,16 +1,16 @@
 """The command line: help, exit statuses, and messages that name what is wrong. Real processes: tests/process/."""
 
+import argparse
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import unisono
 from unisono.cli import simulate
-from unisono.cli.main import ExitStatus, main
-from unisono.cli.member import parse_peers
+from unisono.cli.main import ExitStatus, build_parser, main
+from unisono.cli.member import configuration, parse_peers
 from unisono.errors import InvalidOption, MemberProcessFailed
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "vbr_quickstart.toml"
@@ -168,7 +168,7 @@ def test_a_wrong_scenario_names_file_and_field(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["member", "--id", "1", "--peers", PEERS, "--deadline", "55ms"], "the best offer is 55.5 ms"),
+        (["member", "--id", "1", "--peers", PEERS, "--deadline", "55ms"], "the best offer is a deadline of 300ms"),
         (["member", "--id", "1", "--peers", PEERS, "--burst", "10000"], "B/s free"),
         (["demo", "--burst", "4000"], "B/s free"),
     ],
@@ -226,25 +226,36 @@ def test_many_seeds_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().err == ""
 
 
-def test_member_passes_its_options_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+def member_options(*words: str) -> argparse.Namespace:
+    return build_parser().parse_args(["member", *words])
 
-    def joined(group: str, **options: Any) -> None:
-        asked.update(options, group=group)
-        raise unisono.InvalidOption("stop", "here")
 
-    monkeypatch.setattr(unisono, "join", joined)
-    words = "--fec 1/5 --loss-burst 2 --processing 1ms --max-frame 1200 --link 2Gbit/s --queue 5 --deadline 90ms"
-    assert status("member", "--id", "1", "--peers", PEERS, *words.split()) == ExitStatus.BAD_INPUT
-    assert {name: asked[name] for name in ("fec", "loss_burst", "failures", "processing", "max_frame")} == {
-        "fec": (1, 5),
-        "loss_burst": 2,
-        "failures": True,
-        "processing": 1_000_000,
-        "max_frame": 1200,
-    }
-    assert (asked["queue_messages"], asked["slot"]) == (5, None)
-    assert asked["link"].capacity_bytes_per_s == 250_000_000
+def test_member_turns_its_options_into_a_configuration() -> None:
+    words = "--order vbr --fec 1/5 --loss-burst 2 --max-frame 1200 --link 2Gbit/s --queue-messages 5 --deadline 90ms"
+    config = configuration(member_options("--id", "1", "--peers", PEERS, *words.split()))
+    assert config.order == unisono.Vbr(fec=(1, 5), loss_burst=2, failures=True)
+    assert (config.network.max_frame, config.queue_messages, config.deadline) == (1200, 5, "90ms")
+    assert config.network.shared_link().capacity_bytes_per_s == 250_000_000
+
+
+def test_member_options_override_the_configuration_file(tmp_path: Path) -> None:
+    path = tmp_path / "group.toml"
+    path.write_text(
+        'group = "table-7"\nmember = 1\n[peers]\n1 = "127.0.0.1:9001"\n2 = "127.0.0.1:9002"\n'
+        '[order]\nname = "vbr"\nfailures = true\n[network]\ndelta = "20ms"\n',
+        encoding="utf-8",
+    )
+    config = configuration(member_options("--config", str(path), "--id", "2", "--grades", "both", "--gamma", "1ms"))
+    assert (config.group, config.member) == ("table-7", 2)
+    assert config.order == unisono.Vbr(failures=True, grades="both")
+    assert (config.network.delta, config.network.gamma) == ("20ms", "1ms")
+
+
+def test_an_option_of_an_order_needs_the_order() -> None:
+    with pytest.raises(InvalidOption, match="--fec: is an option of an order; name the order too"):
+        configuration(member_options("--id", "1", "--peers", PEERS, "--fec", "1/5"))
+    with pytest.raises(InvalidOption, match="fec: the order consensus does not have this option; orders that do: vbr"):
+        configuration(member_options("--id", "1", "--peers", PEERS, "--order", "consensus", "--fec", "1/5"))
 
 
 def test_peers_are_parsed() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -25,7 +26,7 @@ def scene(part: Callable[[unisono.Group], Awaitable[None]], **options: Any) -> N
     async def play() -> None:
         async with asyncio.timeout(60):
             peers = free_addresses((1,))
-            group = await unisono.join("one", member=1, peers=peers, **options)
+            group = await join_group("one", member=1, peers=peers, **options)
             try:
                 await part(group)
             finally:
@@ -93,10 +94,11 @@ async def _first_messages(group: unisono.Group, count: int) -> AsyncIterator[byt
 def test_a_recorder_that_fails_ends_the_group_loudly() -> None:
     class Failing:
         delivered = sent = event = staticmethod(planted)
+        incarnation = 1
 
     async def part() -> None:
         with pytest.raises(unisono.UnisonoError, match="driver stopped: ZeroDivisionError"):
-            await unisono.join("one", member=1, peers=free_addresses((1,)), recorder=Failing())  # type: ignore[arg-type]
+            await join_group("one", member=1, peers=free_addresses((1,)), recorder=Failing())
 
     asyncio.run(part())
 
@@ -203,7 +205,7 @@ def test_no_datagram_leaves_before_its_records_are_durable(tmp_path: Path) -> No
         async with asyncio.timeout(60):
             options = {"order": "consensus", "peers": peers, "fsync": "never"}
             groups = await asyncio.gather(
-                *(unisono.join("kept", member=m, storage=tmp_path / str(m), **options) for m in peers)  # type: ignore[arg-type]
+                *(join_group("kept", member=m, storage=tmp_path / str(m), **options) for m in peers)
             )
             for group in groups:
                 watch(group)

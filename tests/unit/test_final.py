@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.worlds.joining import join_group
 
 from unisono.agreement.paxos.acceptor import RestoredState
 from unisono.errors import InvalidOption
-from unisono.group import join
 from unisono.model.events import RemainingMessages, View
 from unisono.model.message_set import MessageRange, SenderSlot, SequenceRange
 from unisono.model.policy import Policy
@@ -165,9 +165,9 @@ def test_unsupported_options_are_refused(changed: dict[str, object], problem: st
 def test_final_deliveries_accept_storage_and_early_ones_alone_refuse_it(tmp_path: Path) -> None:
     peers = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002"}
     for grades in ("both", "final"):
-        join("table", member=1, peers=peers, failures=True, grades=grades, storage=tmp_path / "storage")
+        join_group("table", member=1, peers=peers, failures=True, grades=grades, storage=tmp_path / "storage")
     with pytest.raises(InvalidOption, match="only consensus, quasi_genuine and final deliveries do"):
-        join("table", member=1, peers=peers, failures=True, storage=tmp_path / "storage")
+        join_group("table", member=1, peers=peers, failures=True, storage=tmp_path / "storage")
 
 
 def member_1_recovery() -> tuple[Recovery, list[tuple[int, FinalsMessage]], MemberReports]:

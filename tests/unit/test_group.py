@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -17,11 +18,11 @@ PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
 
 
 def join(**options: Any) -> PendingJoin:
-    return unisono.join("table", **{"member": 1, "peers": PEERS, "max_message": 500, **options})
+    return join_group("table", **{"member": 1, "peers": PEERS, "max_message": 500, **options})
 
 
 def slot_ns(joining: PendingJoin) -> int:
-    return joining._setup.timing.theta_ns
+    return joining._setup.plan.timing.theta_ns
 
 
 def test_join_opens_nothing_before_it_is_awaited() -> None:
@@ -101,7 +102,7 @@ def test_the_error_for_a_bad_option_names_its_field(options: dict[str, Any], fie
 
 
 def test_bracketed_addresses_are_parsed() -> None:
-    assert join(peers={1: "[::1]:9001"})._setup.addresses == {1: ("::1", 9001)}
+    assert join(peers={1: "[::1]:9001"})._setup.place.addresses == {1: ("::1", 9001)}
 
 
 @pytest.mark.parametrize("rate", [(0, 1), (float("nan"), 1), (50, 0), (float("inf"), 1)])
@@ -141,7 +142,7 @@ def test_a_slow_name_server_does_not_block_the_event_loop(monkeypatch: pytest.Mo
 
     async def scene() -> None:
         async with asyncio.timeout(30):
-            opening = [asyncio.ensure_future(unisono.join("table", member=m, peers=peers)._open()) for m in (1, 2)]
+            opening = [asyncio.ensure_future(join_group("table", member=m, peers=peers)._open()) for m in (1, 2)]
             while not asked.is_set():
                 await asyncio.sleep(0.001)
             for _ in range(10):  # the loop goes on while the join waits
@@ -163,7 +164,7 @@ def test_the_error_for_an_unknown_host_name_names_its_member(monkeypatch: pytest
 
     async def scene() -> None:
         with pytest.raises(MissingDependency, match=r"'two\.example' of member 2 cannot be resolved.*not known"):
-            await unisono.join("table", member=1, peers=peers)
+            await join_group("table", member=1, peers=peers)
 
     asyncio.run(scene())
 
@@ -181,7 +182,7 @@ def test_the_error_for_a_name_server_timeout_names_the_member(monkeypatch: pytes
         before = time.monotonic()
         try:
             with pytest.raises(MissingDependency, match=r"'two\.example' of member 2 .*no answer within 0\.1 s"):
-                await unisono.join("table", member=1, peers=peers, timeout="100ms")
+                await join_group("table", member=1, peers=peers, timeout="100ms")
             assert time.monotonic() - before < 20
         finally:
             may_answer.set()

@@ -30,8 +30,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "trace": ("errors", "model"),
     "check": ("errors", "model", "trace"),
     "sim": ("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace"),
-    "runtime": ("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace"),
-    "group": ("errors", "model", "net", "agreement", "orders", "stack", "qos", "trace", "runtime"),
+    "config": ("errors", "model", "qos", "trace"),
+    "runtime": ("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace", "config"),
+    "group": ("errors", "model", "net", "agreement", "orders", "stack", "qos", "trace", "config", "runtime"),
     "replica": ("errors", "model", "net", "agreement", "orders", "group"),
     "experiments": ("errors", "model", "net", "agreement", "orders", "stack", "qos", "trace", "sim", "check"),
     "pipeline": (
@@ -47,12 +48,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "check",
         "experiments",
     ),
-    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group", "replica"),
+    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "config", "runtime", "group", "replica"),
     "testing": ("errors", "model", "runtime", "group"),
-    "__init__": ("errors", "model", "qos", "group"),
+    "__init__": ("errors", "model", "qos", "config", "group"),
     "cli": (
-        *("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
-        *("group", "cluster", "replica", "experiments", "pipeline", "testing", "__init__"),
+        *("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace", "check", "sim", "config"),
+        *("runtime", "group", "cluster", "replica", "experiments", "pipeline", "testing", "__init__"),
     ),
     "__main__": ("cli", "__init__"),
 }

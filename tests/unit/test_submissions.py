@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.worlds.joining import join_group
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
@@ -52,7 +53,7 @@ def test_an_urgent_message_overtakes_waiting_ones_and_the_trace_has_its_priority
 
     async def play() -> None:
         async with asyncio.timeout(60):
-            group = await unisono.join(
+            group = await join_group(
                 "one",
                 member=1,
                 peers=free_addresses((1,)),
@@ -86,7 +87,7 @@ def test_an_urgent_message_overtakes_waiting_ones_and_the_trace_has_its_priority
 @pytest.mark.parametrize("priority", [-1, 0x8000])
 def test_an_impossible_priority_is_refused(priority: int) -> None:
     async def play() -> None:
-        group = await unisono.join("one", member=1, peers=free_addresses((1,)))
+        group = await join_group("one", member=1, peers=free_addresses((1,)))
         try:
             with pytest.raises(unisono.InvalidOption, match="priority"):
                 await group.send(b"x", priority=priority)

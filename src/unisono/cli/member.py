@@ -70,8 +70,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--priority", type=int, default=0, help="priority of the lines; higher is more urgent (default 0)"
     )
-    verb.add_argument("--rate", type=float, help="messages per second that this member sends on average (default 50)")
-    verb.add_argument("--burst", type=int, help="messages that this member sends in one slot, at most (default 8)")
+    verb.add_argument("--rate", type=float, help="messages per second, on average (default 50)")
+    verb.add_argument("--burst", type=int, help="messages per slot, at most (default 8)")
     for option in (*CONFIG_OPTIONS, *text_options()):
         add_option(verb, option)
     verb.add_argument("--metrics", metavar="DIR", help="write metrics to this folder, for `unisono monitor`")
