@@ -4,6 +4,7 @@ import argparse
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
