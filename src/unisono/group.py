@@ -116,6 +116,11 @@ class PendingJoin:
         self._environment = environment
         self._group: Group | None = None
 
+    @property
+    def plan(self) -> GroupPlan:
+        """The order and the slot length that were chosen, and why."""
+        return self._setup.plan
+
     def __await__(self) -> Generator[None, None, Group]:
         return self._open().__await__()
 

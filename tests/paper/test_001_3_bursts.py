@@ -63,7 +63,7 @@ def test_001_3_an_interval_across_a_slot_boundary_has_two_bursts_and_the_reserva
     # A link that carries exactly the reserved peak rate.
     free_at, departures = 0.0, []
     for at, slot, size in sent:
-        free_at = max(free_at, at) + size * 1e9 / reserved.peak_bytes_per_s
+        free_at = max(free_at, at) + size * 1e9 / reserved.needed_bytes_per_s
         departures.append((slot, free_at))
     assert all(left_at <= TIMING.end_of(slot) + TIMING.theta_ns for slot, left_at in departures)
     assert any(left_at > TIMING.end_of(slot) for (slot, left_at), _ in pairwise(departures)), "some leave later"

@@ -166,7 +166,7 @@ def test_a_message_larger_than_declared_is_refused(order: type[LeaderOrderBase])
 
 class FullNetwork:
     def reserve(self, reservation: BandwidthReservation) -> None:
-        raise ReservationRefused(reservation.peak_bytes_per_s, 0, 1)
+        raise ReservationRefused(reservation.needed_bytes_per_s, 0, 1)
 
 
 class RecordingReserver:

@@ -103,7 +103,7 @@ def test_the_payload_of_a_slot_is_declared_or_a_burst_of_largest_messages() -> N
 
 @given(st.integers(1, 2**40), st.integers(1_000, 10**10))
 def test_the_peak_rate_carries_a_burst_within_its_slot(burst_bytes: int, theta_ns: int) -> None:
-    peak = BandwidthReservation(1, burst_bytes, theta_ns).peak_bytes_per_s
+    peak = BandwidthReservation(1, burst_bytes, theta_ns).needed_bytes_per_s
     assert (peak - 1) * theta_ns < burst_bytes * NS_PER_S <= peak * theta_ns
 
 

@@ -173,7 +173,7 @@ def test_the_reserved_average_includes_one_header_per_slot() -> None:
 
 def test_the_average_never_exceeds_the_peak() -> None:
     promised = reservation(policy(Rate(1e9, 1)), Rate(1e9, 1))
-    assert promised.avg_bytes_per_s <= promised.peak_bytes_per_s + 1
+    assert promised.avg_bytes_per_s <= promised.needed_bytes_per_s + 1
 
 
 def test_a_rate_that_needs_more_frames_per_slot_than_can_be_numbered_is_refused() -> None:

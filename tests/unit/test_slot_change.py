@@ -208,8 +208,8 @@ class LimitedNetwork:
         self.held: BandwidthReservation | None = None
 
     def reserve(self, reservation: BandwidthReservation) -> None:
-        if reservation.peak_bytes_per_s > self.limit:
-            raise ReservationRefused(reservation.peak_bytes_per_s, self.limit, self.limit)
+        if reservation.needed_bytes_per_s > self.limit:
+            raise ReservationRefused(reservation.needed_bytes_per_s, self.limit, self.limit)
         self.held = reservation
 
 
@@ -217,7 +217,7 @@ def test_a_refused_slot_change_changes_nothing() -> None:
     network = LimitedNetwork(10_000_000)
     stack = build(policy(), network)
     held = network.held
-    network.limit = held.peak_bytes_per_s if held is not None else 0
+    network.limit = held.needed_bytes_per_s if held is not None else 0
     with pytest.raises(ReservationRefused):
         stack.change_slot(0, MS)
     assert network.held == held
@@ -233,13 +233,13 @@ def test_a_member_that_cannot_reserve_for_an_agreed_change_shrinks_its_burst_and
     order = stack.order
     assert isinstance(order, Vbr)
     assert network.held is not None
-    network.limit = network.held.peak_bytes_per_s
+    network.limit = network.held.needed_bytes_per_s
     order._adopt_schedule(order.grid.with_slot_length(10, 2 * MS))
     (event,) = order.events
     assert isinstance(event, Violation)
     assert event.kind == "reservation"
     assert "the burst is now 2 instead of 8" in event.text
-    assert network.held.peak_bytes_per_s <= network.limit
+    assert network.held.needed_bytes_per_s <= network.limit
     order.schedule.enter_slot(9)
     order.schedule.enter_slot(10)
     assert (order.schedule.pacer.rate.burst, order.schedule.pacer.theta_ns) == (2, 2 * MS)

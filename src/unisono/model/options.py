@@ -219,8 +219,8 @@ TOPOLOGY: Final = Option(
     policy_field="multigroup",
     to_policy=multigroup_of,
 )
-SERVICE_REDUNDANCY: Final = Redundancy(3, 5_000_000)
-"""The redundancy of the services by default: four copies, 5 ms apart."""
+SERVICE_REDUNDANCY: Final = Redundancy(2, 10_000_000)
+"""The redundancy of the services by default: three copies, 10 ms apart."""
 
 
 # -- the options of each order -------------------------------------------------------------------------------

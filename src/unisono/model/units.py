@@ -94,16 +94,29 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReservation:
-    """A request for bandwidth: average and burst in bytes on the wire (NetAvgRate and NetMaxBurst of paper 000)."""
+    """A request for bandwidth: average and burst in bytes on the wire (NetAvgRate and NetMaxBurst of paper 000).
+
+    The declared average limits how many consecutive slots may be full: `full_slots`, or 0 if any number may be. Bytes
+    may wait `queue_ns` in the sender's queue before they leave; that time is a part of Δ.
+    """
 
     avg_bytes_per_s: int
     burst_bytes_per_slot: int
     theta_ns: int
+    full_slots: int = 0
+    queue_ns: int = 0
 
     @property
-    def peak_bytes_per_s(self) -> int:
-        """The bytes per second at which a full burst leaves within one slot."""
-        return -(-self.burst_bytes_per_slot * NS_PER_S // self.theta_ns)
+    def needed_bytes_per_s(self) -> int:
+        """The bytes per second at which no byte waits longer than `queue_ns`, or one slot if that is longer.
+
+        Of k consecutive full slots, the first byte is there (k-1)Θ before the last. The longest such run needs most.
+        """
+        queue_ns, slots = max(self.queue_ns, self.theta_ns), self.full_slots
+        if not slots:
+            return -(-self.burst_bytes_per_slot * NS_PER_S // self.theta_ns)
+        span_ns = (slots - 1) * self.theta_ns + queue_ns
+        return max(self.avg_bytes_per_s, -(-slots * self.burst_bytes_per_slot * NS_PER_S // span_ns))
 
 
 class Reserver(Protocol):

@@ -20,7 +20,7 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -290,7 +290,7 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     """The bandwidth that a member reserves for a declared rate, in bytes (paper 000, Theorem 3, counted in frames).
 
     The average grows by one header per slot, the 1/Θ of the theorem. `theta_ns` is the slot length; by default it is
-    the one that the policy declares.
+    the one that the policy declares. Bytes may wait in the sender's queue for half of Δ; the network has the rest.
     """
     theta_ns, largest = theta_ns or policy.timing.theta_ns, policy.max_message
     frames = frames_per_slot(rate, largest, policy.max_frame)
@@ -308,7 +308,9 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     fragments = -(-largest // (policy.max_frame - HEADER_BYTES))
     average = rate.avg * (largest + SIZE_ENTRY_BYTES + fragments * header) + header * NS_PER_S / theta_ns
     peak = burst * NS_PER_S / theta_ns
-    once = BandwidthReservation(int(min(average, peak)) + 1, burst, theta_ns)
+    full_slots = -(-rate.allowance(theta_ns) // rate.burst)
+    queue_ns = policy.timing.delta_ns // 2
+    once = BandwidthReservation(int(min(average, peak)) + 1, burst, theta_ns, full_slots, queue_ns)
     return once if policy.reliable is None else copies_reservation(once, policy.reliable)
 
 
@@ -339,10 +341,11 @@ class ReservedPacer(Pacer):
         self._policy.check_rate(rate)
         new, old = self._reservation_of(rate), self._reservation_of(self.rate)
         self._reserver.reserve(
-            BandwidthReservation(
-                max(new.avg_bytes_per_s, old.avg_bytes_per_s),
-                max(new.burst_bytes_per_slot, old.burst_bytes_per_slot),
-                new.theta_ns,
+            replace(
+                new,
+                avg_bytes_per_s=max(new.avg_bytes_per_s, old.avg_bytes_per_s),
+                burst_bytes_per_slot=max(new.burst_bytes_per_slot, old.burst_bytes_per_slot),
+                full_slots=max(new.full_slots, old.full_slots),
             )
         )
         self.next_rate = rate

@@ -88,9 +88,9 @@ class BackgroundReserver:
         """Reserve for the inner order and for final deliveries together."""
         burst = -(-self._background_bytes_per_s * reservation.theta_ns // NS_PER_S)
         self._reserver.reserve(
-            BandwidthReservation(
-                reservation.avg_bytes_per_s + self._background_bytes_per_s,
-                reservation.burst_bytes_per_slot + burst,
-                reservation.theta_ns,
+            replace(
+                reservation,
+                avg_bytes_per_s=reservation.avg_bytes_per_s + self._background_bytes_per_s,
+                burst_bytes_per_slot=reservation.burst_bytes_per_slot + burst,
             )
         )

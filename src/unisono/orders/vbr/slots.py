@@ -342,7 +342,7 @@ class SenderReservation:
         pairs += [(latest, theta) for theta in (self._agreed_theta_ns,) if theta is not None]
         pairs += [(self._requested_rate or latest, theta) for theta in (self._requested_theta_ns,) if theta is not None]
         needed = [reservation(self._policy, rate, theta) for rate, theta in pairs]
-        largest = max(needed, key=lambda each: (each.peak_bytes_per_s, each.burst_bytes_per_slot))
+        largest = max(needed, key=lambda each: (each.needed_bytes_per_s, each.burst_bytes_per_slot))
         average = max(each.avg_bytes_per_s for each in needed)
         self._reserver.reserve(replace(largest, avg_bytes_per_s=average))
         self._is_insufficient = False

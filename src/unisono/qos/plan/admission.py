@@ -64,16 +64,16 @@ class LinkShare:
         self._link = link
         self._number = number
         self._copies = copies
-        self._peak_bytes_per_s = 0
+        self._needed_bytes_per_s = 0
 
     def reserve(self, reservation: BandwidthReservation) -> None:
-        """Reserve the peak rate: a slot's burst must leave within its slot, or Δ would not hold."""
-        self._link.grant(self._number, reservation.peak_bytes_per_s * self._copies)
-        self._peak_bytes_per_s = reservation.peak_bytes_per_s
+        """Reserve the rate at which bursts leave soon enough for Δ to hold."""
+        self._link.grant(self._number, reservation.needed_bytes_per_s * self._copies)
+        self._needed_bytes_per_s = reservation.needed_bytes_per_s
 
     def set_copies(self, copies: int) -> None:
         """Change the copies per datagram. Raises ReservationRefused, and changes nothing, if too little is free."""
-        self._link.grant(self._number, self._peak_bytes_per_s * copies)
+        self._link.grant(self._number, self._needed_bytes_per_s * copies)
         self._copies = copies
 
     def release(self) -> None:
