@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "agreement": ("errors", "model", "wire", "net"),
     "orders": ("errors", "model", "wire", "net", "agreement"),
     "stack": ("errors", "model", "wire", "net", "agreement", "orders"),
-    "qos": ("errors", "model", "wire", "net", "agreement", "orders"),
+    "qos": ("errors", "model", "wire", "net", "agreement", "orders", "stack"),
     "trace": ("errors", "model"),
     "check": ("errors", "model", "trace"),
     "sim": ("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace"),

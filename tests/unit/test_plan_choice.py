@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import unisono
+from unisono.model.delays import parse_delay
+from unisono.model.offers import Ask
 from unisono.model.options import ORDER_NAMES, OrderOptions, QuasiGenuine, order_options
-from unisono.model.units import BandwidthReservation
+from unisono.model.timing import Timing
+from unisono.model.units import BandwidthReservation, Rate, exact_duration_text
 from unisono.qos.plan.choice import Gaps
+from unisono.qos.plan.planner import plan, planned_policy
+
+MS = 1_000_000
 
 FIVE = {member: f"127.0.0.1:{9000 + member}" for member in range(1, 6)}
 
@@ -57,7 +64,7 @@ def test_an_infeasible_deadline_names_the_smallest_one_and_the_other_gaps() -> N
         plan_of(deadline="80ms")
     assert refused.value.offered_ns == 300_000_000
     assert "a deadline of 300ms, or this deadline with gaps='repaired' or 'allowed'" in str(refused.value)
-    with pytest.raises(unisono.Infeasible, match="a deadline of 60.5ms$"):
+    with pytest.raises(unisono.Infeasible, match=r"a deadline of 60\.5ms$"):
         plan_of(deadline="60ms", gaps="allowed")
 
 
@@ -69,6 +76,64 @@ def test_an_order_that_may_leave_gaps_is_refused_if_gaps_are_ruled_out(order: Or
     with pytest.raises(unisono.InvalidOption, match="may leave gaps"):
         plan_of(order=order, gaps=gaps)
     assert plan_of(order=order, gaps="allowed").order == order
+
+
+DELAY = parse_delay("exponential:5ms", "delay")
+QUESTIONS = [
+    Ask(members, Rate(avg, burst), timing, max_message=size, link_bytes_per_s=125_000_000, **more)
+    for members, (avg, burst), size, timing, more in itertools.product(
+        (2, 5, 16),
+        ((50, 8), (2000, 16)),
+        (100, 4096, 60_000),
+        (Timing(50 * MS, 5 * MS, 5 * MS), Timing(2 * MS, MS, 20 * MS)),
+        cast(
+            "tuple[dict[str, Any], ...]",
+            (
+                {},
+                {"failures": 1, "grades": "both"},
+                {"loss": 0.01, "loss_burst": 2, "fec": (2, 10)},
+                {"loss": 0.05, "delay": DELAY, "deadline_ns": 400 * MS},
+                {"priorities": True, "processing_ns": MS},
+            ),
+        ),
+    )
+]
+
+
+def test_join_accepts_every_feasible_row_of_every_plan_as_it_is() -> None:
+    """And it gives the bound of the row or a lower one."""
+    seen, orders = 0, set()
+    for ask in QUESTIONS:
+        for offer in plan(ask).candidates:
+            if not offer.feasible:
+                continue
+            assert offer.options is not None
+            policy = planned_policy(ask, offer.options)
+            config = unisono.Config(
+                peers={member: f"127.0.0.1:{9000 + member}" for member in policy.view.members},
+                member=1,
+                order=offer.options,
+                rate=ask.rate,
+                max_message=ask.max_message,
+                network=unisono.Network(
+                    delta=exact_duration_text(offer.delta_ns or ask.timing.delta_ns),
+                    gamma=exact_duration_text(ask.timing.gamma_ns),
+                    link=unisono.Link(125_000_000),
+                ),
+            )
+            joined = unisono.join("grid", config=config)
+            assert joined.plan.bound_ns <= offer.latency_bound_ns, (offer.order, offer.options)
+            seen += 1
+            orders.add(offer.order.split(" ρ=")[0])
+    assert seen > 300
+    assert len(orders) == 14, orders
+
+
+def test_a_row_that_the_link_cannot_carry_is_not_offered() -> None:
+    ask = Ask(16, Rate(2000, 16), Timing(50 * MS, 5 * MS, 5 * MS), link_bytes_per_s=1_000_000)
+    found = plan(ask)
+    assert not any(offer.feasible for offer in found.candidates if offer.order != "cbr")
+    assert any("reservation refused" in offer.reasons[0] for offer in found.candidates)
 
 
 def worst_wait_ns(slots: Sequence[int], theta_ns: int, bytes_per_s: int) -> float:
@@ -83,7 +148,8 @@ def worst_wait_ns(slots: Sequence[int], theta_ns: int, bytes_per_s: int) -> floa
 @pytest.mark.parametrize(("full_slots", "queue_ms"), [(1, 25), (7, 25), (7, 5), (40, 100)])
 def test_a_reservation_lets_no_byte_wait_longer_than_its_queue_allows(full_slots: int, queue_ms: int) -> None:
     """Attained by the longest run of full slots, which is the worst that the declared average permits."""
-    reservation = BandwidthReservation(1, 40_000, 5_000_000, full_slots, queue_ms * 1_000_000)
+    run_bytes, run_ns = full_slots * 40_000, (full_slots - 1) * 5 * MS
+    reservation = BandwidthReservation(1, 40_000, 5 * MS, run_bytes, run_ns, queue_ms * MS)
     waited_ns = worst_wait_ns([40_000] * full_slots, 5_000_000, reservation.needed_bytes_per_s)
     assert waited_ns <= queue_ms * 1e6
     assert waited_ns >= 0.999 * queue_ms * 1e6

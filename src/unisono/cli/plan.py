@@ -6,14 +6,16 @@ import argparse
 import sys
 from typing import Any
 
-from unisono.cli.options import add_command, add_json, add_rate, add_timing, duration, parse_fec
+from unisono.cli.options import add_command, add_json, add_option, add_rate, add_timing, duration, parse_fec
 from unisono.cli.output import print_json
+from unisono.config import LINK
 from unisono.errors import InvalidOption
 from unisono.model.delays import parse_delay
 from unisono.model.events import GRADES
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import DELTA_DEFAULT, Timing
 from unisono.model.units import Rate, duration_ns, duration_text, ns_to_ms
+from unisono.qos.plan.admission import capacity_bytes_per_s
 from unisono.qos.plan.negotiation import Target
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, plan
@@ -83,6 +85,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--crash-in-send", type=float, default=1e-6, metavar="β", help="probability of a crash per send")
     verb.add_argument("--session", type=duration, default="60min", help="how long the group will run (default 60min)")
     add_rate(verb)
+    add_option(verb, LINK, default=LINK.default)
     add_json(verb)
     verb.set_defaults(run=run, delta=None)
 
@@ -114,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
         members=options.members,
         rate=Rate(options.rate, options.burst),
         timing=Timing(delta, options.gamma, options.slot),
+        max_message=options.max_message,
+        link_bytes_per_s=capacity_bytes_per_s(options.link),
         processing_ns=options.processing,
         loss=options.loss,
         loss_burst=options.loss_burst,

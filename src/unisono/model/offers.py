@@ -11,6 +11,7 @@ from math import exp
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.events import GRADES
+from unisono.model.options import OrderOptions
 from unisono.model.policy import Redundancy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, Rate
@@ -23,6 +24,10 @@ class Ask:
     members: int
     rate: Rate
     timing: Timing
+    max_message: int = 4096
+    """The size of the largest message, in bytes."""
+    link_bytes_per_s: int | None = None
+    """The capacity of each member's link; None if it does not limit the group."""
     processing_ns: int = 0
     """The processing time p: how long a leader needs for one message or request."""
     loss: float = 0.0
@@ -107,3 +112,7 @@ class Offer:
     """How much longer than the bound a message may take for each member that crashes; None if there is no limit."""
     final_latency_ns: int | None = None
     """With final deliveries, the approximate time from sending to the final delivery. This is not a bound."""
+    options: OrderOptions | None = None
+    """The options with which `join` gives exactly this offer; the planner sets them."""
+    delta_ns: int | None = None
+    """The Δ to join with, if it is not the Δ of the Ask: over reliable multicast, the time in which copies arrive."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -96,27 +96,48 @@ class Rate:
 class BandwidthReservation:
     """A request for bandwidth: average and burst in bytes on the wire (NetAvgRate and NetMaxBurst of paper 000).
 
-    The declared average limits how many consecutive slots may be full: `full_slots`, or 0 if any number may be. Bytes
-    may wait `queue_ns` in the sender's queue before they leave; that time is a part of Δ.
+    The declared average limits how many consecutive slots may be full: `run_bytes` is the content of the longest run of
+    full slots, of which the last begins `run_ns` after the first; 0 if any number of slots may be full. Bytes may wait
+    `queue_ns` in the sender's queue before they leave; that time is a part of Δ.
     """
 
     avg_bytes_per_s: int
     burst_bytes_per_slot: int
     theta_ns: int
-    full_slots: int = 0
+    run_bytes: int = 0
+    run_ns: int = 0
     queue_ns: int = 0
 
     @property
     def needed_bytes_per_s(self) -> int:
-        """The bytes per second at which no byte waits longer than `queue_ns`, or one slot if that is longer.
-
-        Of k consecutive full slots, the first byte is there (k-1)Θ before the last. The longest such run needs most.
-        """
-        queue_ns, slots = max(self.queue_ns, self.theta_ns), self.full_slots
-        if not slots:
+        """The bytes per second at which no byte waits longer than `queue_ns`, or one slot if that is longer."""
+        if not self.run_bytes:
             return -(-self.burst_bytes_per_slot * NS_PER_S // self.theta_ns)
-        span_ns = (slots - 1) * self.theta_ns + queue_ns
-        return max(self.avg_bytes_per_s, -(-slots * self.burst_bytes_per_slot * NS_PER_S // span_ns))
+        queue_ns = max(self.queue_ns, self.theta_ns)
+        return max(
+            self.avg_bytes_per_s,
+            -(-self.burst_bytes_per_slot * NS_PER_S // queue_ns),
+            -(-self.run_bytes * NS_PER_S // (self.run_ns + queue_ns)),
+        )
+
+    def scaled(self, factor: int) -> BandwidthReservation:
+        """The reservation for `factor` times as many bytes."""
+        return replace(
+            self,
+            avg_bytes_per_s=self.avg_bytes_per_s * factor,
+            burst_bytes_per_slot=self.burst_bytes_per_slot * factor,
+            run_bytes=self.run_bytes * factor,
+        )
+
+    def with_extra(self, bytes_per_s: int, bytes_per_slot: int) -> BandwidthReservation:
+        """This reservation with more bytes: on average per second, and at most in one slot."""
+        run_bytes = bytes_per_s * self.run_ns // NS_PER_S + bytes_per_slot
+        return replace(
+            self,
+            avg_bytes_per_s=self.avg_bytes_per_s + bytes_per_s,
+            burst_bytes_per_slot=self.burst_bytes_per_slot + bytes_per_slot,
+            run_bytes=self.run_bytes + run_bytes if self.run_bytes else 0,
+        )
 
 
 class Reserver(Protocol):

@@ -309,8 +309,14 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     average = rate.avg * (largest + SIZE_ENTRY_BYTES + fragments * header) + header * NS_PER_S / theta_ns
     peak = burst * NS_PER_S / theta_ns
     full_slots = -(-rate.allowance(theta_ns) // rate.burst)
-    queue_ns = policy.timing.delta_ns // 2
-    once = BandwidthReservation(int(min(average, peak)) + 1, burst, theta_ns, full_slots, queue_ns)
+    once = BandwidthReservation(
+        int(min(average, peak)) + 1,
+        burst,
+        theta_ns,
+        run_bytes=full_slots * burst,
+        run_ns=(full_slots - 1) * theta_ns,
+        queue_ns=policy.timing.delta_ns // 2,
+    )
     return once if policy.reliable is None else copies_reservation(once, policy.reliable)
 
 
@@ -345,7 +351,8 @@ class ReservedPacer(Pacer):
                 new,
                 avg_bytes_per_s=max(new.avg_bytes_per_s, old.avg_bytes_per_s),
                 burst_bytes_per_slot=max(new.burst_bytes_per_slot, old.burst_bytes_per_slot),
-                full_slots=max(new.full_slots, old.full_slots),
+                run_bytes=max(new.run_bytes, old.run_bytes),
+                run_ns=min(new.run_ns, old.run_ns),
             )
         )
         self.next_rate = rate

@@ -99,11 +99,8 @@ def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> Ban
     The average is ρ+1 times as large. A slot carries at most 2ρ+1 bursts: the first copies of one slot, and for each
     later copy those of an interval of the same length, which overlaps at most two slots.
     """
-    return replace(
-        own,
-        avg_bytes_per_s=own.avg_bytes_per_s * (redundancy.rho + 1),
-        burst_bytes_per_slot=own.burst_bytes_per_slot * (2 * redundancy.rho + 1),
-    )
+    burst = own.burst_bytes_per_slot * (2 * redundancy.rho + 1)
+    return replace(own.scaled(redundancy.rho + 1), burst_bytes_per_slot=burst)
 
 
 class Rmcast:

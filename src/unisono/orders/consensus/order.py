@@ -30,7 +30,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
@@ -345,9 +344,8 @@ class ConsensusOrder(ConsensusOrderBase):
         """
         own = reservation(self._policy, rate)
         heartbeat_bytes, members = HEADER_BYTES + 64 + UDP_IP_BYTES, len(self._policy.view.members)
-        average = own.avg_bytes_per_s * members + 2 * heartbeat_bytes * NS_PER_S // heartbeat_interval_ns(self._timing)
-        burst = own.burst_bytes_per_slot * members + 2 * heartbeat_bytes
-        return replace(own, avg_bytes_per_s=average, burst_bytes_per_slot=burst)
+        heartbeats = 2 * heartbeat_bytes * NS_PER_S // heartbeat_interval_ns(self._timing)
+        return own.scaled(members).with_extra(heartbeats, 2 * heartbeat_bytes)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 

@@ -87,10 +87,4 @@ class BackgroundReserver:
     def reserve(self, reservation: BandwidthReservation) -> None:
         """Reserve for the inner order and for final deliveries together."""
         burst = -(-self._background_bytes_per_s * reservation.theta_ns // NS_PER_S)
-        self._reserver.reserve(
-            replace(
-                reservation,
-                avg_bytes_per_s=reservation.avg_bytes_per_s + self._background_bytes_per_s,
-                burst_bytes_per_slot=reservation.burst_bytes_per_slot + burst,
-            )
-        )
+        self._reserver.reserve(reservation.with_extra(self._background_bytes_per_s, burst))

@@ -221,11 +221,7 @@ def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> Bandwidt
     own = reservation(policy, rate)
     heartbeat_bytes = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
     times = len(policy.view.members) if leads else 1
-    return replace(
-        own,
-        avg_bytes_per_s=own.avg_bytes_per_s * times + heartbeat_bytes * NS_PER_S // policy.timing.theta_ns,
-        burst_bytes_per_slot=own.burst_bytes_per_slot * times + heartbeat_bytes,
-    )
+    return own.scaled(times).with_extra(heartbeat_bytes * NS_PER_S // policy.timing.theta_ns, heartbeat_bytes)
 
 
 def offer(ask: Ask) -> Offer:

@@ -499,11 +499,7 @@ def stamping_reservation(policy: Policy, rate: Rate, *, leads: bool) -> Bandwidt
     own = reservation(policy, rate)
     control_bytes = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
     extra = control_bytes * (2 + (len(policy.view.members) if leads else 0))
-    return replace(
-        own,
-        avg_bytes_per_s=own.avg_bytes_per_s + extra * NS_PER_S // policy.timing.theta_ns,
-        burst_bytes_per_slot=own.burst_bytes_per_slot + extra,
-    )
+    return own.with_extra(extra * NS_PER_S // policy.timing.theta_ns, extra)
 
 
 def offer(ask: Ask) -> Offer:

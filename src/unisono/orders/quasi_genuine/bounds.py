@@ -42,11 +42,17 @@ def offer_quasi_genuine_periodic(ask: Ask) -> Offer:
     return _quasi_genuine_offer(ask, "periodic")
 
 
+def planned_multigroup(ask: Ask, liveness: Liveness) -> Multigroup:
+    """The topology that an offer is about: two groups of `ask.members` members each, which send to both."""
+    n = ask.members
+    pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
+    return Multigroup(pair, liveness, BARRIER_THRESHOLD_NS)
+
+
 def _quasi_genuine_offer(ask: Ask, liveness: Liveness) -> Offer:
     """What the order offers for two groups, each of `ask.members` members; every message goes to both."""
     timing, rate, n = ask.timing, ask.rate, ask.members
-    pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
-    bound = quasi_genuine_latency_bound_ns(timing, Multigroup(pair, liveness, BARRIER_THRESHOLD_NS))
+    bound = quasi_genuine_latency_bound_ns(timing, planned_multigroup(ask, liveness))
     heartbeats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
     # The datagrams of a leader for one message: two rounds of votes with n-1 members, and entries for n receivers. In
     # groups of three the relay sends the entries.

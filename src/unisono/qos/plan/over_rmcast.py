@@ -125,6 +125,7 @@ def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tu
         reasons=(*offer.reasons, *why, *walk),
         redundancy=setting,
         broadcasts=cost,
+        delta_ns=latency.within_ns,
     )
 
 
