@@ -9,8 +9,8 @@ p = mistakes_per_s · η. A peer is suspected when the probability that its next
 to p. Losses, jitter and load show in the measured times, so the time-out follows them while the group runs.
 
 A few hundred samples say little about rare events. Beyond the samples, the detector assumes that the tail falls
-exponentially. It uses the most pessimistic of several fits: each is made to the k longest times, plus one time that was
-not seen, in which one heartbeat is lost.
+exponentially. It fits this tail to the 1, 2, 4, … longest times, each with an imagined time in which one heartbeat is
+lost, and uses the most pessimistic fit.
 
 Sending: `wake` sends a heartbeat when it is due. Receiving: `from_below` records heartbeats. `wake` also checks for
 unresponsive peers; changes are in `changes`, and `suspected` answers for one peer.

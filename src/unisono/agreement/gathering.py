@@ -13,7 +13,7 @@ A process that receives a decided table with itself in it has voted for it, so i
 common process can both be decided. Then there are at least 2n processes, as if two groups used the same name.
 
 Cost: if a process crashes after its vote, or processes vote for different tables because the network splits at that
-moment, the others get no table. They give up at their time-out and start again with new nonces.
+moment, the others get no table. They give up at their time-out and start again as new processes.
 
 Receiving: `on_beacon`. Sending: `wake` puts a beacon into `outgoing` when it is due. The result is `table`.
 """

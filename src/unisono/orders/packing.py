@@ -296,7 +296,8 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     frames = frames_per_slot(rate, largest, policy.max_frame)
     if frames > FRAME_NUMBER_MAX:
         raise InvalidOption(
-            "rate.burst", f"a slot would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible"
+            "rate.burst",
+            f"a slot would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible; lower the burst",
         )
     header = HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
     burst = rate.bytes_per_slot(largest) + SIZE_ENTRY_BYTES * rate.burst + frames * header

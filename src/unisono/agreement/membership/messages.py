@@ -257,7 +257,7 @@ def encode_next_view(next_view: NextView) -> bytes:
 
 
 def decode_next_view(value: bytes) -> NextView | None:
-    """Decode a value that consensus decided. None if it is no valid next view: consensus does not read its values."""
+    """Decode a value that consensus decided. None if it is no valid next view: consensus does not check values."""
     try:
         return _NEXT_VIEW.decode(value)
     except Unreadable:

@@ -428,7 +428,7 @@ class Membership:
     # -- founding the group ----------------------------------------------------------------------------------
 
     def _found_group_if_ready(self, now: int) -> None:
-        """Propose the first view when all founders have been heard from.
+        """Propose the first view when messages of all founders have arrived.
 
         After a time limit, a majority of the founders is enough.
         """
@@ -482,7 +482,7 @@ class Membership:
                 self._view_multicast.request_missing(now, question.received, question.holders)
 
     def _advance_attempt(self, now: int, attempt: ViewChangeAttempt) -> None:
-        """As the coordinator, answer one's own open question, and propose the view when all survivors are ready."""
+        """As the coordinator, answer FLUSH and LAST_MESSAGES for this member; propose the view when all are ready."""
         view_multicast = self._installed_view()
         question, unanswered = attempt.open_question()
         if self.me in unanswered and isinstance(question, Flush):
@@ -780,8 +780,8 @@ class PastViews:
         """The decision to send to a member that is still in view `in_view`, while this member is in `view_id`.
 
         An incarnation is in a view only if it was in the previous one or has just joined. So a member that is two or
-        more views behind has been left out. If the decision that it missed is discarded, it only needs to know the
-        members of the present view.
+        more views behind has been left out. If this member has discarded the decision that the other one missed, it
+        reports the members of the present view, and that is enough.
         """
         known = self.decision_after(in_view)
         if known is None and in_view < view_id - 1:

@@ -73,7 +73,7 @@ class Acceptor:
     """The Paxos acceptor of one member: its promises, its accepted values, and how far these are decided."""
 
     def __init__(self, member: int, retained_values: int) -> None:
-        """Keep the last `retained_values` values that the snapshot replaces, for members that lag behind `member`."""
+        """`retained_values` is how many values that the snapshot replaces are kept for members that lag."""
         self.writes: list[Write] = []
         self.promised = 0
         self.decided = 0
@@ -330,7 +330,7 @@ class CatchUp:
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
-        """Add a part of a snapshot. Return and install it once it is complete and readable for the owner; else None."""
+        """Add a part of a snapshot. If it is complete now and the owner can read it, install and return it."""
         if snapshot.k <= self._acceptor.decided:
             return None
         if snapshot.k != self._partial_snapshot_k:

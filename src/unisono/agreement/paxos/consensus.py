@@ -8,8 +8,8 @@ consensus among the services of a group. This is Paxos with a stable leader:
    sends PREPARE with a new ballot. A member that answers PROMISE accepts no lower ballot from then on, and reports all
    that it has accepted. With the promises of a majority the candidate leads.
 2. Accept, accepted. The leader sends its values in ACCEPT frames, up to `window` undecided instances at a time. First
-   come the values that an earlier leader may already have had decided: the reported ones of the highest ballot.
-   A follower stores them and answers ACCEPTED.
+   come the values that may be decided under an earlier leader: for each instance, the reported value with the highest
+   ballot. A follower stores them and answers ACCEPTED.
 3. Learn. A value is decided when a majority, the leader included, has accepted it under one ballot. The leader's next
    ACCEPT announces how far instances are decided. A member that lags fetches decided values, or a snapshot, with
    FETCH (`acceptor.py`). In a group of two or three a follower does not wait for the announcement: see `FollowerState`.
@@ -211,7 +211,8 @@ class Consensus:
             raise InvalidOption("k", f"expected an instance number of 1 or more, not {k}")
         if len(value) > self.max_value_bytes:
             raise InvalidOption(
-                "value", f"it has {len(value):,} bytes and a frame holds at most {self.max_value_bytes:,}: split it"
+                "value",
+                f"the value has {len(value):,} bytes, but a frame holds at most {self.max_value_bytes:,}; split it",
             )
         if k > self.decided + self.window:
             return False
@@ -225,7 +226,7 @@ class Consensus:
         return True
 
     def withdraw(self) -> None:
-        """Drop all own proposals that no leader has proposed yet."""
+        """Drop all values of this member that no leader has proposed yet."""
         self._proposals.clear()
         if self._leader_state is not None:
             self._leader_state.pending_values.clear()
@@ -670,9 +671,9 @@ class LeaderState:
         return frames
 
     def accepts_to_retransmit(self, member: int, max_bytes: int) -> list[Accept]:
-        """ACCEPT frames with the undecided values that a member has not accepted since the last call.
+        """ACCEPT frames that repeat the undecided values to a member that has accepted nothing since the last call.
 
-        The member fetches decided values by itself.
+        They do not repeat decided values: the member fetches those by itself.
         """
         accepted = max(self._accepted_upto[member], self._acceptor.decided)
         before, self._accepted_upto_before[member] = self._accepted_upto_before[member], accepted
@@ -758,7 +759,7 @@ class StorageIdentity:
         return False
 
     def on_mismatch(self, sender: int, mismatch: StorageMismatch) -> None:
-        """A member reports the storage id that it recorded for this member.
+        """Handle a member's report of the storage id that it recorded for this member.
 
         If the id is that of the present storage, the frame was meant for an earlier incarnation and is ignored.
         """

@@ -59,7 +59,7 @@ _SHARE_OVERHEAD_BYTES = 512
 
 
 def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
-    """(a, b) unchanged; raises InvalidOption if blocks of b shares with a redundant ones are not possible."""
+    """Return (a, b) as given; raises InvalidOption if blocks of b shares with a redundant ones are not possible."""
     check_fec(fec)
     return fec
 

@@ -51,7 +51,7 @@ def pack_share_position(size: int, block: int, index: int, originals: int, redun
 
 
 def unpack_share_position(position: int) -> tuple[int, int, int, int, int]:
-    """Unpack the arguments of `pack_share_position`, in its order, unchecked: the size may exceed SIZE_END."""
+    """Return the arguments of `pack_share_position`, in its order. They are not checked: size may exceed SIZE_END."""
     return position >> 40, position >> 24 & 0xFFFF, position >> 16 & 0xFF, position >> 8 & 0xFF, position & 0xFF
 
 
@@ -96,7 +96,7 @@ def prepare_coder(originals: int, redundant: int) -> None:
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
-    """The redundant shares of a block, each as (code over the sizes, bytes)."""
+    """The redundant shares of a block. Each is a pair: coded from the originals' sizes, and coded from their bytes."""
     encoder, wanted = _encoder(len(originals), redundant)
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))

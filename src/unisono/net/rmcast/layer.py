@@ -113,7 +113,7 @@ class Rmcast:
     opens = frozenset({Kind.RMCAST})
 
     def __init__(self, policy: Policy, chance: RandomSource | None = None) -> None:
-        """`chance` draws ζ; by default, a stream seeded with the group, the member and its incarnation."""
+        """`chance` draws ζ. By default it is a random stream seeded with the group, the member and its incarnation."""
         if policy.reliable is None:
             raise InvalidOption("reliable", "expected Redundancy(...) with ρ, η and ω for reliable multicast, got None")
         self.down: list[Frame] = []

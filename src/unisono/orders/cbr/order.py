@@ -10,7 +10,8 @@ Sending: `submit` queues the message of the next turn; `_send_due_turns` sends e
 Receiving: `from_below` stores frames per sender and turn; `_deliver_ready_turns` delivers every turn that is next in
 Porder and complete.
 Rates: a rate holds for whole cycles. Each frame header declares the sender's rate of the next cycle, so a rate change
-takes no turn (000-5) and needs no instant within a cycle (000-12). `_finish_cycle` switches to the declared rates.
+takes no turn of its own (000-5) and happens only between cycles (000-12). `_finish_cycle` switches to the declared
+rates.
 
 The names are the paper's: Porder, `current`, the modes of figure 2, Squeue and Rqueue. Squeue holds a single message,
 since a second one would wait for more than a period. On the wire the slot field holds the turn number. In deliveries,
@@ -175,7 +176,7 @@ class Cbr(OrderBase):
         self.window_slots = self._window_turns(self._renegotiation.rate)
 
     def _window_turns(self, rate: int) -> int:
-        """How many turns a member may have sent but not delivered itself: the turns of a time Δ+Γ, and three more."""
+        """How many of its own turns a member may have sent and not delivered: those of a time Δ+Γ, and three more."""
         return -(-turn_bound_ns(self._timing) * rate // CYCLE_NS) + 3
 
     def _change_mode(self, action: CbrAction) -> None:

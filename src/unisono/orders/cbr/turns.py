@@ -1,9 +1,9 @@
 """Turns and rates of the CBR order: Porder and rate changes (paper 000 §4.1, §4.2, figure 5).
 
-Turns (errata 000-1 to -4, -7, -11). A cycle is one second of absolute clock. A member of rate r has the turns 0 to r-1
-in each cycle, and turn k is due at the instant k/r. Porder lists the turns of all members, sorted by (k/r, member).
-All arithmetic is in exact integers. A member sends turn k at k/r rounded down to nanoseconds, which keeps the order: if
-k/r < k'/r', then equal clocks never send the first turn after the second.
+Turns (errata 000-1 to -4, -7, -11). A cycle is one second, counted from the Unix epoch. A member of rate r has the
+turns 0 to r-1 in each cycle, and turn k is due at the instant k/r. Porder lists the turns of all members, sorted by
+(k/r, member). All arithmetic is in exact integers. A member sends turn k at k/r rounded down to nanoseconds, which
+keeps the order: if k/r < k'/r', then equal clocks never send the first turn after the second.
 
 Rates (§4.2). Every frame declares its sender's rate for the next cycle, and the last frame of a cycle decides. All
 members have that frame before the first turn that it affects. Under receiver-based reservation a member first asks

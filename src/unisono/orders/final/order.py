@@ -438,7 +438,7 @@ class FinalOrder:
     def _was_dropped(self, message_range: MessageRange) -> bool:
         """Whether this member has delivered these messages finally and dropped them.
 
-        It never had messages that are not delivered yet, or that were final before it took part.
+        False if it has not delivered them yet, or if they became final before it took part.
         """
         undelivered = any(agreed.message_range.sender_slot == message_range.sender_slot for agreed in self._undelivered)
         return self.participates() and not undelivered and not self.log.not_yet_final(message_range)
@@ -486,7 +486,7 @@ class FinalOrder:
             self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
 
     def _depart_if_done(self, now: int) -> None:
-        """Stay until all held messages are final and all reachable members know it, or until a time-out."""
+        """Leave when all held messages are final and all reachable members know it, or at a time-out."""
         if self._order_left is None:
             return
         all_final = not (self._pending_bytes or self._undelivered)

@@ -333,7 +333,7 @@ class LeaderOrderBase(VariableRateBase):
         return leader_change_bound_ns(self._timing)
 
     def outage_ns(self, died: Sequence[int]) -> int:
-        """The longest time after the bound that a message may take if these members crash, in the order of the list.
+        """How much longer than the bound a message may take if these members crash, in the order of the list.
 
         The lowest live member leads. A member that crashes together with a leader may add one wait for votes.
         """

@@ -62,7 +62,7 @@ def heartbeat_timeout_ns(timing: Timing) -> int:
 
 
 def vote_wait_ns(timing: Timing) -> int:
-    """How long after suspecting the leader a candidate has the votes of all live members: 2Δ+2Γ."""
+    """How long after it suspected the leader a candidate has received the votes of all live members: 2Δ+2Γ."""
     return 2 * timing.delta_ns + 2 * timing.gamma_ns
 
 
@@ -71,15 +71,15 @@ def leader_change_bound_ns(timing: Timing) -> int:
 
     A survivor follows the new leader when it has its member list.
 
-    The terms are the heartbeat time-out, and Γ for the clock that measures it; the wait for votes, and Γ; Δ for the
-    member list to arrive; and Δ because members differ by that much in when they last received the leader. Each further
-    member that crashes with the leader may add one wait for votes.
+    This is the sum of: the heartbeat time-out, and Γ for the clock that measures it; the wait for votes, and Γ; Δ for
+    the member list to arrive; and Δ because the leader's last frame may reach some members that much later than others.
+    Each further member that crashes with the leader may add one wait for votes.
     """
     return heartbeat_timeout_ns(timing) + vote_wait_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
 
 
 def outage_ns(timing: Timing, processing_ns: int) -> int:
-    """The longest time after the bound that a message may take if the leader crashes: the change of leader plus Δ+p.
+    """How much longer than the bound a message may take if the leader crashes: the change of leader plus Δ+p.
 
     A message on its way to the leader, or waiting there for p, is lost with the leader and starts again.
     """

@@ -182,7 +182,7 @@ class _Body(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[PriorityBody, int]:
         found = decode_body(body[at:])
         if not isinstance(found, self._expected):
-            raise Unreadable(f"{self.name}: expected {self._expected.__name__}, found {type(found).__name__}")
+            raise Unreadable(f"field {self.name}: expected {self._expected.__name__}, found {type(found).__name__}")
         return found, len(body)
 
 
@@ -195,7 +195,9 @@ class _Refs(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRef, ...], int]:
         end = at + (items or 0) * REF_BYTES
         if end > len(body):
-            raise Unreadable(f"{self.name}: {items} references need {end - at} bytes, but {len(body) - at} are left")
+            raise Unreadable(
+                f"field {self.name}: {items} message references need {end - at} bytes, found {len(body) - at}"
+            )
         return tuple(decode_ref(body[start : start + REF_BYTES]) for start in range(at, end, REF_BYTES)), end
 
 
@@ -234,7 +236,10 @@ def decode_state(data: bytes) -> PriorityState:
     named = {*state.tail_locks, *(ref for entry in state.queue for ref in entry.locks)}
     named |= {received.ack.ref for received in state.acks}
     if not named <= waiting:
-        raise Unreadable(f"{min(named - waiting)} holds a lock or has an acknowledgment, but is not a joining message")
+        raise Unreadable(
+            f"the state is inconsistent: message {min(named - waiting)} holds a lock or has an acknowledgment, "
+            "but is not a joining message"
+        )
     return state
 
 

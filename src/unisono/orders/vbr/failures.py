@@ -279,10 +279,10 @@ class VbrGaps(Vbr):
     def _join_at(self, now: int, first_slot: int) -> None:
         """Send a JOIN for `first_slot`, and learn from the answers if the group has another schedule.
 
-        A member that has our JOIN also tells us of later changes in time. So an answer may come up to 2Δ+2Γ after the
-        JOIN, and until then our slots may be wrong. We send empty marks in them, since others may count on these, but
-        accept no messages, deliver nothing and report nothing. Messages of our first slot are due Δ+2Γ+Θ after that
-        slot begins, which is later.
+        An answer may arrive up to 2Δ+2Γ after the JOIN, and until then our slots may be wrong. We send only empty marks
+        in them, since others may wait for these. We accept no messages, deliver nothing and report nothing. This breaks
+        no bound: messages of our first slot are due Δ+2Γ+Θ after that slot begins, which is later. A member that has
+        our JOIN also tells us of later changes in time.
         """
         self._first_slot = first_slot
         self._slots_confirmed_at_ns = now + 2 * (self.grid.delta_ns + self.grid.gamma_ns)
@@ -442,7 +442,7 @@ class VbrGaps(Vbr):
         return True
 
     def _switch_schedule(self, now: int, grid: SlotGrid) -> None:
-        """Adopt the slot schedule `grid` if its first difference is in the future; otherwise join again with it."""
+        """Adopt the slot schedule `grid` if it differs from ours only in the future; otherwise join again with it."""
         running, until = self.mode is Mode.DELIVER_MESSAGES, grid.first_difference(self.grid)
         if until is not None and (self._send_slot < until if running else self._first_slot <= until):
             self._adopt_schedule(grid)
@@ -696,7 +696,7 @@ class VbrGaps(Vbr):
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The largest possible slot number: no frame is refused as too far ahead; its wrong clock is reported."""
+        """The largest possible slot number: no frame is refused as too far ahead, but the clock check reports it."""
         return 2**63 - 1
 
     def waiting_for(self) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def check_slot_length(theta_ns: int) -> None:
     """Raise InvalidOption if slots cannot have this length."""
     if not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
         least, most = duration_text(SLOT_MIN_NS), duration_text(SLOT_MAX_NS)
-        raise InvalidOption("slot", f"a length from {least} to {most} is needed, not {duration_text(theta_ns)}")
+        raise InvalidOption("slot", f"expected a slot length from {least} to {most}, not {duration_text(theta_ns)}")
 
 
 class SlotChange:
@@ -203,7 +203,7 @@ class SettingRequests:
             self._record(SettingRequest(slot, member, content))
 
     def receive(self, requests: Iterable[SettingRequest], slot: int | None) -> None:
-        """Process setting requests that arrived while this member sends in `slot`; None if it does not send yet."""
+        """Process setting requests that arrived while this member sends in `slot`, which is None before it sends."""
         for request in requests:
             latest = self._latest_effective.get(request.member)
             if (
