@@ -78,7 +78,7 @@ class Flush:
 class Flushed:
     """A survivor's answer to the coordinator of a view change: how many messages of each member it has received.
 
-    If `ready`, the survivor has all last messages of the view.
+    If `ready`, the survivor has all messages up to the last ones of the view.
     """
 
     attempt: int

@@ -191,7 +191,9 @@ class Membership:
         mistakes_per_s: float = MISTAKES_PER_S,
         founding: bool = True,
     ) -> None:
-        """Start a member. A majority of the `founders` that are `founding` may create the group; all others join it.
+        """Start a member. If `founding`, it may create the group, together with a majority of the `founders`.
+
+        Otherwise it joins a group that exists.
 
         Members send a heartbeat every `every_ns`, and retransmit after `retry_ns`, a round trip.
         """
@@ -834,7 +836,7 @@ class BlockedTime:
 
 
 def membership_of(policy: Policy, *, founding: bool = True) -> Membership:
-    """The membership automaton for a policy. If `founding`, a majority of the policy's members may create the group."""
+    """The membership automaton for a policy. If `founding`, it may create the group with a majority of its members."""
     return Membership(
         policy.member,
         policy.view.members,

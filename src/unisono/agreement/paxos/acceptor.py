@@ -124,7 +124,7 @@ class Acceptor:
             self.writes.append(Write((RECORDS.encode(DecisionRecord(upto)),), may_be_lost=True))
 
     def storage_id_matches(self, member: int, storage_id: int) -> bool:
-        """Whether a member still has the storage of its first frame. If not, it has lost its promises."""
+        """Whether a member still uses the storage that its first frame named. If not, it has lost its promises."""
         known = self._storage_ids.get(member)
         if known is None:
             self._storage_ids[member] = known = storage_id
@@ -330,7 +330,10 @@ class CatchUp:
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
-        """Add a part of a snapshot. If it is complete now and the owner can read it, install and return it."""
+        """Add a part of a snapshot. If it is complete now and the owner can read it, install and return it.
+
+        Otherwise return None.
+        """
         if snapshot.k <= self._acceptor.decided:
             return None
         if snapshot.k != self._partial_snapshot_k:

@@ -359,7 +359,7 @@ class Consensus:
     # -- phase 1: prepare, promise ---------------------------------------------------------------------------
 
     def _campaign_at(self) -> int:
-        """When this member may become a candidate. The first trusted member after the last leader comes first."""
+        """When this member may become a candidate. Trusted members take turns, beginning after the last leader."""
         last = owner_of(self._highest_ballot)
         order = [m for m in self.members if m > last] + [m for m in self.members if m <= last]
         rank = self.detector.trusted(order).index(self.me)
@@ -522,7 +522,7 @@ class Consensus:
             self._become_leaderless(now)
 
     def _leader_timeout_ns(self) -> int:
-        """How long a follower waits for an ACCEPT: as long as for a heartbeat, plus one of the leader's intervals."""
+        """How long a follower waits for an ACCEPT of its leader: the leader's heartbeat time-out plus one interval."""
         return self.detector.timeout_ns(self.leader or self.me) + self._every_ns
 
     def _forward_proposals(self, now: int, instances: Iterable[int]) -> None:

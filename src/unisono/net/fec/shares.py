@@ -96,7 +96,7 @@ def prepare_coder(originals: int, redundant: int) -> None:
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
-    """The redundant shares of a block. Each is a pair: coded from the originals' sizes, and coded from their bytes."""
+    """The redundant shares of a block, each as two codes: one of the originals' sizes, one of their bytes."""
     encoder, wanted = _encoder(len(originals), redundant)
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))

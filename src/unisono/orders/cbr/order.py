@@ -508,10 +508,10 @@ class Cbr(OrderBase):
         return declared if declared is None else replace(declared, avg=self.rate.get(peer, declared.avg))
 
     def done_slot(self) -> int:
-        """The last slot that is finished here: no more of its messages will be delivered.
+        """The last slot that counts as finished here: normally, all its messages are delivered.
 
-        While this member waits for a late turn it delivers nothing. So the slots before the last check of lateness
-        count as finished.
+        While this member waits for a late turn, it delivers nothing. Then all slots before the last check for late
+        turns count as finished, although the late turn may still arrive.
         """
         if self.mode not in CBR_RUNNING:
             return 0

@@ -243,7 +243,10 @@ class RateRenegotiation:
         return not self._by_receiver or len(self._incoming_rates) == len(self._peers)
 
     def on_cycle_start(self, rates: dict[int, int]) -> None:
-        """Delivery enters a cycle in which members have these rates; members that are not in `rates` have left."""
+        """Adjust the reservations to the rates of the cycle that delivery enters.
+
+        Members that are not in `rates` have left.
+        """
         self._peers = tuple(m for m in self._peers if m in rates)
         self._unconfirmed_receivers = {peer: None for peer in self._unconfirmed_receivers if peer in rates}
         if self._by_receiver:

@@ -130,7 +130,7 @@ class StreamMembership:
         return not self.is_current_member(member) and not has_left and position >= self.admitted_at[member]
 
     def majority(self) -> int:
-        """More than half of the members with which the group started, except those that departed."""
+        """The size of a majority of the members that the group started with, not counting departed ones."""
         return (len(self.members) - len(self.departed)) // 2 + 1
 
     def apply_member_list(self, entry: StreamEntry) -> None:
@@ -360,7 +360,7 @@ class LeaderElection:
     # -- heartbeats and members ------------------------------------------------------------------------------
 
     def _send_heartbeat(self, now: int, *, wants_answer: bool = False) -> None:
-        """Send what a candidate, a leader or a follower sends once per slot."""
+        """Send the message of this slot: a vote request as a candidate, otherwise a heartbeat."""
         self._next_heartbeat = self.timing.end_of(self.timing.slot_of(now))
         if self._election_state.is_candidate:
             self.frame_sender.send(now, VoteRequest(self.promised_term))

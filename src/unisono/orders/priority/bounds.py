@@ -1,4 +1,4 @@
-"""What the priority order offers to the planner: how long a message takes into all queues, and at which cost."""
+"""What the priority order offers to the planner: how long a message takes into all queues, and at what cost."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ remaining members are subsets of I. So after a view change no message waits for 
 again.
 
 A departed member can have consumed a message outside I only if it crashed: no remaining member has the information that
-this took. The history of such a member counts only as far as it is in the history sets by which I was inserted. To fix
-all of its part inside I could put that part before a message that the crashed member had consumed earlier.
+this took. The history of such a member counts only as far as it is in the history sets by which I was inserted. If the
+rest of it were fixed too, that rest could come before a message that the crashed member had consumed earlier.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class Insertion:
     def _discard_decisions(self) -> None:
         """At a view change, discard the decisions not carried out, and the acknowledgments that no longer count.
 
-        These are the acknowledgments of departed members and those of messages that can no longer arrive because their
-        senders have departed. In mode COORDINATOR they are all acknowledgments: members send them again.
+        An acknowledgment no longer counts if its sender has departed, or if its message can no longer arrive because
+        the sender of the message has departed. In mode COORDINATOR none counts any more: members send them again.
         """
         self.decisions.clear()
         self._announced_decisions.clear()

@@ -175,7 +175,9 @@ class QuasiGenuine(ConsensusOrderBase):
         topology = self.multigroup.topology
         for name in sends:
             if name not in topology.groups:
-                raise InvalidOption("topology.sends", f"unknown group {name!r}; expected {', '.join(topology.names)}")
+                raise InvalidOption(
+                    "topology.sends", f"unknown group {name!r}; expected one of {', '.join(topology.names)}"
+                )
         serial = self.message_sender.send_control(now, SetReceivers(topology.mask(sends)))
         self.now, self.has_pending_input = now, True
         self._forward(now)

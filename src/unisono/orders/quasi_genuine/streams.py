@@ -4,10 +4,10 @@
 keeps every bundle until the own group has decided it.
 
 `GroupStreams` sends decided entries and barriers to other groups until every member there has acknowledged them. In the
-paper every member sends every decided message (Algorithm 1 line 24). Here one member, the relay, sends each entry once
-(see `relay_of`). The leader retransmits entries that are not acknowledged, and sends those that the relay is not known
-to have. A new leader continues from the acknowledgments of the receivers. Entries are numbered, so any member may send
-them (erratum 003-9).
+paper every member sends every decided message (Algorithm 1 line 24). Here one member sends each entry once: the relay,
+or the leader of a group without a relay (see `relay_of`). The leader retransmits entries that are not acknowledged, and
+sends those that the relay is not known to have. A new leader continues from the acknowledgments of the receivers.
+Entries are numbered, so any member may send them (erratum 003-9).
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ class TopologyExchange:
     def wake(self, now: int, is_suspected: Callable[[int], bool]) -> list[tuple[int, TopologyMessage]]:
         """Return the requests to send now, by receiving group.
 
-        Also propose to skip members that have been suspected for too much time.
+        Also propose to skip members that have been suspected for too long.
         """
         if now < self._due_at or not (self._requests or self._skip_member_proposals):
             return []

@@ -282,7 +282,7 @@ class VbrGaps(Vbr):
         An answer may arrive up to 2Δ+2Γ after the JOIN, and until then our slots may be wrong. We send only empty marks
         in them, since others may wait for these. We accept no messages, deliver nothing and report nothing. This breaks
         no bound: messages of our first slot are due Δ+2Γ+Θ after that slot begins, which is later. A member that has
-        our JOIN also tells us of later changes in time.
+        our JOIN also reports later changes to us, in time.
         """
         self._first_slot = first_slot
         self._slots_confirmed_at_ns = now + 2 * (self.grid.delta_ns + self.grid.gamma_ns)
@@ -696,7 +696,7 @@ class VbrGaps(Vbr):
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The largest possible slot number: no frame is refused as too far ahead, but the clock check reports it."""
+        """The largest possible slot number: no frame is refused as too far ahead. Wrong clocks are found otherwise."""
         return 2**63 - 1
 
     def waiting_for(self) -> tuple[int, ...]:

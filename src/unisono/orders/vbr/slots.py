@@ -15,11 +15,11 @@ all requests in it and adopts the one of the lowest member. The change takes eff
 
     S = the first slot that begins 2Δ+3Γ or more after the end of the slot that carried the request.
 
-By its own clock each member has delivered a slot Δ+Γ after the slot's end, by its marks or by the time-out. What the
-member then tells a newcomer arrives Δ+Γ later. The third Γ makes sure that no member sees a frame of S before that,
-whichever two clocks are compared. Other requests in the same slot, and requests sent in slots before S, are void;
-their members ask again once the change is in effect. So no member stores other members' slot requests, and newcomers
-do not need to learn them.
+Δ+Γ after the end of a slot, by its own clock, each member has delivered the slot: all marks have arrived, or the
+time-out has passed. What the member then tells a newcomer arrives at most Δ+Γ later. The third Γ makes sure that no
+member sees a frame of S before that, whichever two clocks are compared. Other requests in the same slot, and requests
+sent in slots before S, are void; their members ask again once the change is in effect. So no member stores other
+members' slot requests, and newcomers do not need to learn them.
 
 How setting requests spread. A request has an origin: the slot in whose mark it was first sent. Every member that
 receives it repeats it in its own marks until some time after it has taken effect. So a member that had any other
