@@ -370,7 +370,7 @@ class SlotFrames:
         return self.last_number is not None and self.next_number > self.last_number
 
     def missing(self) -> list[int]:
-        """The numbers of the frames that have not arrived, up to the last frame of the slot that is known."""
+        """The numbers of the frames that have not arrived, up to the last known frame of the slot."""
         top = self.last_number if self.last_number is not None else max(self.waiting, default=-1)
         return [n for n in range(self.next_number, top + 1) if n not in self.waiting]
 

@@ -836,7 +836,7 @@ class BlockedTime:
 
 
 def membership_of(policy: Policy, *, founding: bool = True) -> Membership:
-    """The membership automaton for a policy. If `founding`, it may create the group with a majority of its members."""
+    """The membership automaton for a policy. If `founding`, it may create the group with a majority of the members."""
     return Membership(
         policy.member,
         policy.view.members,

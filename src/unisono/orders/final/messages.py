@@ -85,7 +85,7 @@ def _is_possible(message_range: MessageRange) -> bool:
 
 
 def _impossible_text(message_range: MessageRange) -> str:
-    return f"expected a slot and sequence numbers below 2**63 and at least one message, found {message_range}"
+    return f"a message range needs a slot and numbers below 2**63, and at least one message; found {message_range}"
 
 
 def _read_range(data: bytes) -> MessageRange:

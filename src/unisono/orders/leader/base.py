@@ -299,7 +299,7 @@ class LeaderOrderBase(VariableRateBase):
         self._index += packed_messages.count
 
     def _apply_member_list(self, entry: StreamEntry) -> None:
-        """Change the view, at the same position of the order at every member."""
+        """Change the view as a member list says. Every member does this at the same position of the order."""
         old, new, me = self.view.members, entry.member_list().members, self._policy.member
         joined, left = tuple(m for m in new if m not in old), tuple(m for m in old if m not in new)
         self.view = View(new, entry.slot)
@@ -325,7 +325,7 @@ class LeaderOrderBase(VariableRateBase):
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """Any slot that a clock can show, since the order compares no clocks."""
+        """The last slot that a frame may name: any that a clock can show, since the order compares no clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
 
     def leader_change_bound_ns(self) -> int:

@@ -130,7 +130,7 @@ class StreamMembership:
         return not self.is_current_member(member) and not has_left and position >= self.admitted_at[member]
 
     def majority(self) -> int:
-        """The size of a majority of the members that the group started with, not counting departed ones."""
+        """The size of a majority of the members that the group started with, not counting those that left normally."""
         return (len(self.members) - len(self.departed)) // 2 + 1
 
     def apply_member_list(self, entry: StreamEntry) -> None:

@@ -238,8 +238,8 @@ def decode_entry_header(data: bytes, start: int, end: int) -> EntryHeader:
         or (stamps > 0) != (entry_type is EntryType.GRANT)
     ):
         raise Unreadable(
-            "terms must not decrease from previous_term to entry_term to term, only a COPY has position 0, and only a "
-            f"GRANT has stamps, but found {header}"
+            "the header of an ORDERED frame needs previous_term <= entry_term <= term, position 0 only in a COPY, and "
+            f"stamps only in a GRANT; found {header}"
         )
     return header
 

@@ -487,7 +487,7 @@ _STREAM_RECORD = Spec(NumberedEntry, u16("source"), u64("number"), Item("entry",
 
 
 def tagged_consensus_writes(writes: Iterable[Write]) -> list[Write]:
-    """The writes of the group's consensus, each record tagged as such."""
+    """The writes of the group's consensus, with each record tagged as one of consensus."""
     return [
         Write(tuple(_CONSENSUS_TAG + record for record in write.records), write.replaces_all, write.may_be_lost)
         for write in writes

@@ -504,7 +504,7 @@ class VbrGaps(Vbr):
         self._last_slot_used = max(self._send_slot, self._deliver_slot - 1)
 
     def _deliver_received_frames(self) -> None:
-        """Deliver every received frame, slot by slot, without waiting. `_deliver_slot` is then after the last one."""
+        """Deliver every received frame, slot by slot, without waiting. The slot after the last one is then next."""
         last = max(self._deliver_slot, *(slot for rqueue in self._rqueues.values() for slot in rqueue.slots), 0)
         while self._deliver_slot <= last:
             for sender in self.view.members[self._current :]:

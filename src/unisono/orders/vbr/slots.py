@@ -401,7 +401,8 @@ class SlotSchedule:
     def adopt(self, grid: SlotGrid) -> Violation | None:
         """Use the slot schedule `grid` from now on. Returns a violation if the network refuses the bandwidth for it.
 
-        While the assumptions hold, `grid` differs only in slots that this member's clock has not reached.
+        While the assumptions hold, it differs from the present one only in slots that this member's clock has not
+        reached.
         """
         self.grid = grid
         self.slot_change.on_agreed(grid)
