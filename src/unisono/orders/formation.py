@@ -1,10 +1,10 @@
 """How a group forms: every member learns all rates and first slots (paper 000 §5.1 init-rate, §6.3 Smax).
 
-Each member repeats a HELLO. Once it has a HELLO of every peer, it names its own first slot in its HELLOs: by its clock,
-the first slot that begins after that HELLO has reached every peer. The group starts at the latest of the named slots,
-which each member knows when it has them all. No member sends a message before that, so a member that starts late loses
-none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (paper 000 §7), so that no
-member learns a first slot too late.
+Each member repeats a HELLO. Once it has a HELLO of every peer, it names its own first slot in its HELLOs. By its clock,
+this is the first slot that begins after the HELLO has reached every peer. The group starts at the latest of the named
+slots, which each member knows when it has them all. No member sends a message before that, so a member that starts late
+loses none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (paper 000 §7), so that
+no member learns a first slot too late.
 """
 
 from __future__ import annotations

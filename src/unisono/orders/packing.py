@@ -5,8 +5,8 @@ over k slots (the averaging slots). The paper assumes that applications keep the
 the application.
 
 The packer packs messages into frames. Full frames leave at once; the rest of a slot waits for its end-of-slot mark.
-Holding messages back costs no latency, since a slot is delivered after its end (compare erratum 001-7), and it saves
-the paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
+Holding messages back costs no latency, since a slot is delivered after its end (compare erratum 001-7). It saves the
+paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
 
 Rqueue(j) holds the received frames of sender j until their slot is delivered (paper 000 figure 6). Frames are keyed by
 slot and by number within the slot, so datagrams may overtake each other.

@@ -693,10 +693,9 @@ class LeaderState:
 class FollowerState:
     """The values that a follower has accepted under its leader's ballot. Up to `accepted_upto` there is no gap.
 
-    In a group of two or three, two members are a majority, so a follower decides alone: the leader accepted the value
-    before it sent it, and with the follower's own acceptance the majority is complete. The follower therefore decides
-    every value that it accepts, one message delay after the leader sent it, and does not wait for the leader to
-    announce the decision (which would take two more delays). In a larger group it waits.
+    In a group of two or three, two members are a majority. The leader accepted a value before it sent it, so the value
+    is decided as soon as a follower accepts it too. The follower does not wait until the leader announces the decision,
+    which would take two more message delays. In a larger group it waits.
     """
 
     def __init__(self, acceptor: Acceptor, accept: Accept, *, two_are_majority: bool) -> None:

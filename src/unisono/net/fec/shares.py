@@ -1,10 +1,10 @@
 """Wire form and erasure code of forward error correction (paper 001 §5.1).
 
 A block has b shares: b−a originals, which are the frames to protect, and a redundant shares calculated from them. A FEC
-frame has the common header, and a share as its body. The header's sequence field, which a share does not need for
-a sequence number, holds the share's position in its block, so a share costs exactly one header. The share of an
-original is its encoded frame, as it would travel without this layer. Only for coding, shorter originals are padded with
-zeros to the longest of their block. The sizes are coded too, so a reconstructed frame has its exact size.
+frame has the common header, and a share as its body. The header's sequence field holds the share's position in its
+block, so a share costs exactly one header. The share of an original is its encoded frame, as it would travel without
+this layer. Only for coding, shorter originals are padded with zeros to the longest of their block. The sizes are coded
+too, so a reconstructed frame has its exact size.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def order_policy(policy: Policy) -> Policy:
 def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> BandwidthReservation:
     """The reservation for all ρ+1 copies of a sender's messages, if one copy of each needs `own`.
 
-    The average is ρ+1 times as large. A slot carries at most 2ρ+1 bursts: the first copies of one slot, and for each
-    later copy those of an interval of the same length, which overlaps at most two slots.
+    The average is ρ+1 times as large. A slot carries at most 2ρ+1 bursts: one of first copies, and two for each of the
+    ρ later copies. Later copies may be of messages from two slots, because η need not be a multiple of Θ.
     """
     return BandwidthReservation(
         own.avg_bytes_per_s * (redundancy.rho + 1), own.burst_bytes_per_slot * (2 * redundancy.rho + 1), own.theta_ns

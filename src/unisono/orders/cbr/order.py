@@ -1,10 +1,10 @@
 """CBR: total order without failures, at constant rates (paper 000 §4, errata 000-1 to 000-12).
 
 Time is divided into cycles of one second, numbered from the Unix epoch. Each member declares a rate of its own. A
-member of rate r has r turns per cycle and sends one message or one dummy in each; turn k is due at the start of the
+member of rate r has r turns per cycle and sends one message or one dummy in each. Turn k is due at the start of the
 cycle plus k/r. Every member knows all rates, and so the order in which perfect clocks would send the turns of a cycle:
-Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (paper 000,
-Theorem 1).
+Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (paper 000, Theorem
+1).
 
 Sending: `submit` queues the message of the next turn; `_send_due_turns` sends each turn when it is due, from `wake`.
 Receiving: `from_below` stores frames per sender and turn; `_deliver_ready_turns` delivers every turn that is next in
@@ -15,8 +15,8 @@ rates.
 
 The names are the paper's: Porder, `current`, the modes of figure 2, Squeue and Rqueue. Squeue holds a single message,
 since a second one would wait for more than a period. On the wire the slot field holds the turn number. In deliveries,
-the slot is the slot of length Θ in which the turn was due, and the position is the number of turns processed before:
-the k of paper 000, Lemma 4.1.
+the slot is the slot of length Θ in which the turn was due. The position is the number of turns processed before, the k
+of paper 000, Lemma 4.1.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ decided ranges are delivered finally in one sequence that is the same at all mem
 consecutive messages in a slot. The cost is therefore per slot and sender, one instance decides many slots, and no
 message is sent twice unless it was lost.
 
-Guarantees, while a majority of the members is up and can communicate: a message that is final at one member becomes
-final at all that do not crash (uniform agreement), and an early delivery of a member that does not crash becomes final.
-Without a majority nothing becomes final; early deliveries continue until PENDING_BYTES_MAX wait.
+Guarantees, while a majority of the members is up and can communicate: A message that is final at one member becomes
+final at all members that do not crash (uniform agreement). An early delivery of a member that does not crash becomes
+final. Without a majority nothing becomes final; early deliveries continue until PENDING_BYTES_MAX wait.
 """
 
 from __future__ import annotations

@@ -71,8 +71,12 @@ def leader_change_bound_ns(timing: Timing) -> int:
 
     A survivor follows the new leader when it has its member list.
 
-    This is the sum of: the heartbeat time-out, and Γ for the clock that measures it; the wait for votes, and Γ; Δ for
-    the member list to arrive; and Δ because the leader's last frame may reach some members that much later than others.
+    This is the sum of:
+    - the heartbeat time-out, and Γ for the clock that measures it;
+    - the wait for votes, and Γ for the clock that measures it;
+    - Δ for the member list to arrive;
+    - Δ because the leader's last frame may reach some members that much later than others.
+
     Each further member that crashes with the leader may add one wait for votes.
     """
     return heartbeat_timeout_ns(timing) + vote_wait_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns

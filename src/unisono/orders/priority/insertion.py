@@ -27,8 +27,8 @@ View changes. The members that continue into the next view have received the sam
 decisions. So they have inserted the same set of messages, called I, in one order. Decided messages that are not in I
 are decided again. The history of a departed member must then count for all of these messages or for none. Therefore it
 becomes part of the *fixed prefix*. Every later decision adds the fixed prefix to the history set and removes it from
-the common set. The fixed prefix consists of two parts: the history sets of the decisions by which I was inserted, and
-each history that a departed member reported to all members, if I contains all of it.
+the common set. The fixed prefix has two parts. One is the history sets of the decisions by which I was inserted. The
+other is each history that a departed member reported to all members, if I contains all of it.
 
 Why this is enough. One member consumed all of each set in the fixed prefix, so each set is a prefix of the order of I.
 Their union, called B, is then a prefix too. The remaining group behaves like a group without crashes that has one more

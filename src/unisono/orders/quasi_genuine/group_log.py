@@ -240,9 +240,9 @@ class PendingProposals:
 
     The messages of each sender are proposed in their order.
 
-    With a window w(p) a message is proposed when the clock has passed its timestamp by w(p) (Algorithm 3 lines 19-24),
-    so that messages with earlier timestamps arrive first. Unlike the paper, a message that arrives later is still
-    proposed (errata 003-6, 003-7).
+    With a window w(p), a message is proposed when the clock has passed its timestamp by w(p) (Algorithm 3 lines 19-24).
+    By then, messages with earlier timestamps have normally arrived too. Unlike the paper, a message that arrives later
+    is still proposed (errata 003-6, 003-7).
     """
 
     def __init__(self) -> None:

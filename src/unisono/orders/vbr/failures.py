@@ -2,14 +2,14 @@
 
 As in `order`, the slot, the sender and the number within the slot decide the position of a message, and every member
 delivers in that order. So no two members ever deliver two messages in different orders, whichever members crash, join,
-leave or lose contact. The difference is that no member waits beyond Δ+Γ after a slot's end: a sender that has not
-ended the slot by then times out, and the rest of its slot is a gap (paper 000, Definition 2). A membership change
-blocks nothing, and latency is at most Δ+2Γ+Θ (paper 000, Theorem 5).
+leave or lose contact. The difference is that no member waits beyond Δ+Γ after a slot's end. A sender that has not ended
+the slot by then times out, and the rest of its slot is a gap (paper 000, Definition 2). A membership change blocks
+nothing, and latency is at most Δ+2Γ+Θ (paper 000, Theorem 5).
 
 Joining (§6.3): a member names, by its clock, a first slot before which every member has its JOIN. In that slot it
-expects all members, and the time-out removes the absent ones. Merging (§6.6): a member that receives frames of a
-member outside its view asks for a merge, and each adds the other at the slot that the other one names. Membership
-needs no agreement.
+expects all members, and the time-out removes the absent ones. Merging (§6.6): a member that receives frames of a member
+outside its view asks for a merge. Each of the two adds the other at the slot that the other one names. Membership needs
+no agreement.
 
 Different schedules: every JOIN carries its sender's slot schedule. Where two members differ, the schedule that has
 changed more often prevails. A member that learns of a change before it takes effect adopts it; a member that learns of
@@ -202,7 +202,8 @@ class VbrGaps(Vbr):
         """When `wake` is due next; None after this member has left.
 
         It is the earliest of: the next HELLO, the start of our first slot, the end of the slot being sent, and the
-        time-out of the slot being delivered, or that slot's end if every member has ended it already.
+        time-out of the slot being delivered. If every member has ended the slot being delivered, its end counts instead
+        of its time-out.
         """
         grid = self.grid
         if self.mode is Mode.GET_RATE:

@@ -29,10 +29,10 @@ The slot at which a request takes effect depends on the origin alone:
     S = the first slot that begins 2Δ+3Γ or more after the end of slot origin + K,
 
 where K leaves time for other members to pass the request on. Without failures K = 0, and S is also beyond every slot
-that a member may be sending in before it has delivered the origin. A member that enters a slot applies the requests
-due by then in the order of their origins, so members that know the same requests do the same at the same slot. A
-member that learns of a request after its S was cut off from the group; it joins again. The order does not interpret
-the content of a request.
+that a member may be sending in before it has delivered the origin. When a member enters a slot, it applies the requests
+due by then, in the order of their origins. So members that know the same requests do the same at the same slot. A
+member that learns of a request after its S was cut off from the group; it joins again. The order does not interpret the
+content of a request.
 """
 
 from __future__ import annotations
