@@ -114,7 +114,7 @@ class RateExchange:
         return None
 
     def on_clock_difference(self, peer: int, incarnation: int, difference_ns: int) -> ClockViolation | None:
-        """A peer's clock is off by more than Γ: refuse the peer if we have not named our first slot yet.
+        """Refuse a peer whose clock is off by more than Γ, if this member has not named its first slot yet.
 
         Returns a violation, or None if this incarnation of the peer was already refused.
         """

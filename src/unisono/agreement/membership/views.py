@@ -162,7 +162,7 @@ class ViewSynchrony(Timed, Protocol):
         """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived."""
+        """Process a frame that has arrived."""
 
     def leave(self, now: int) -> None:
         """Ask to be left out of the next view. `NoLongerMember` follows when that is done.
@@ -283,7 +283,7 @@ class Membership:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived."""
+        """Process a frame that has arrived."""
         if self.ended:
             return
         if frame.kind in FailureDetector.kinds:
@@ -802,11 +802,11 @@ class BlockedTime:
         self._reported = False
 
     def begin(self, now: int) -> None:
-        """A view change begins: this member stops delivering."""
+        """Record that a view change begins, so this member stops delivering."""
         self._since = now if self._since is None else self._since
 
     def end(self, now: int) -> int:
-        """The next view begins. Returns for how many nanoseconds this member delivered nothing."""
+        """Record that the next view begins. Returns for how many nanoseconds this member delivered nothing."""
         lasted = 0
         if self._since is not None:
             lasted = self.last_ns = now - self._since

@@ -129,7 +129,7 @@ class FinalProposer:
     """Chooses the next proposals of a leader, during one term."""
 
     def __init__(self, reports: MemberReports, log: FinalLog, majority: int, hole_timeout_ns: int) -> None:
-        """If messages of an unresponsive sender are missing, later ones wait `hole_timeout_ns` for them."""
+        """`hole_timeout_ns` is how long later messages of an unresponsive sender wait for its missing ones."""
         self._reports = reports
         self._log = log
         self._majority = majority

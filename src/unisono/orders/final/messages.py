@@ -64,7 +64,7 @@ class RecoveryRequest:
 class RecoveryReply:
     """Answers a recovery request with messages, or with a part of one message.
 
-    With `total_bytes` 0 it says that the messages were final at the replying member, which has dropped them.
+    With `total_bytes` 0 it says that the replying member has delivered the messages finally and dropped them.
     """
 
     message_range: MessageRange

@@ -271,7 +271,7 @@ class LeaderOrderBase(VariableRateBase):
         return frame
 
     def _reserve_as_leader(self) -> None:
-        """A new leader needs more bandwidth. If the network refuses, it leads anyway and reports a violation."""
+        """Reserve the larger bandwidth of a new leader. If the network refuses, lead anyway and report a violation."""
         if self.election.leading == self._reserved_as_leader:
             return
         self._reserved_as_leader = self.election.leading

@@ -303,9 +303,9 @@ class LeaderElection:
         self._send_heartbeat(now)
 
     def detect_own_pause(self, now: int) -> None:
-        """If this member missed its own heartbeat, it was paused and its knowledge of the others is outdated.
+        """Check whether this member was paused: then its last heartbeat is overdue, and its knowledge is outdated.
 
-        Call this before any other processing. A leader then orders nothing until a majority has answered it.
+        Call this before any other processing. A leader that was paused orders nothing until a majority has answered it.
         """
         if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
             return
@@ -544,7 +544,7 @@ class LeaderElection:
                 self.frame_sender.send_entry(now, entry, self.promised_term, to=sender)
 
     def fence(self, position: int) -> None:
-        """The majority agreed on another order than the one delivered here, so this member must leave."""
+        """Report that this member must leave, because the majority agreed on another order than it delivered."""
         if not self.fenced:
             self.fenced = True
             self.events.append(_fenced_violation(self.member, position))

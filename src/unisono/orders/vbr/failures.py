@@ -16,7 +16,7 @@ changed more often prevails. A member that learns of a change before it takes ef
 it later joins again. Slot numbers are never used twice: they continue from the higher of both schedules, and may skip
 some.
 
-Wrong clocks: a member whose clock is off by more than Γ is fenced, that is left out until it restarts.
+Wrong clocks: a member whose clock is off by more than Γ is fenced: the others leave it out until it restarts.
 
 Names: `_first_slot` is our own first slot, `_incarnations` the incarnation in which each member takes part, `_failed`
 the members to remove from the next view.
@@ -184,7 +184,7 @@ class VbrGaps(Vbr):
                 self._deliver_ready_slots(now)
 
     def wake(self, now: int) -> None:
-        """The clock has reached `now`: join, end slots, deliver, time members out."""
+        """Do what is due at `now`: join, end slots, deliver, and time out members."""
         self._last_wake_at = now
         if self.mode is Mode.LEFT:
             return
@@ -223,7 +223,7 @@ class VbrGaps(Vbr):
         return at if due is None else min(due, at)
 
     def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
-        """A peer's clock is off by more than Γ: fence the peer, and tell it, since it may not see that by itself."""
+        """Fence a peer whose clock is off by more than Γ, and inform it, since it may not notice that by itself."""
         peer = difference.peer
         if self.mode is not Mode.LEFT and self._fence(now, peer, difference.incarnation, difference.difference_ns):
             self._send_join(now, JoinStep.FENCED, self._own_expected_slot(now), to=peer)
@@ -697,7 +697,10 @@ class VbrGaps(Vbr):
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The largest possible slot number: no frame is refused as too far ahead. Wrong clocks are found otherwise."""
+        """The largest possible slot number: no frame is refused as too far ahead.
+
+        A member whose clock is wrong is reported instead.
+        """
         return 2**63 - 1
 
     def waiting_for(self) -> tuple[int, ...]:

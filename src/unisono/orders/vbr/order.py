@@ -193,7 +193,7 @@ class Vbr(VariableRateBase):
             self._start_deliver(now)
 
     def wake(self, now: int) -> None:
-        """The clock has reached `now`: form the group, end slots, deliver, report late members."""
+        """Do what is due at `now`: form the group, end slots, deliver, and report late members."""
         if self.exchange.next_hello_at is not None:
             self._form(now)
         if self.mode is Mode.DELIVER_MESSAGES:
@@ -440,7 +440,7 @@ class Vbr(VariableRateBase):
         self.schedule.setting_requests.receive(requests, self._send_slot if may_miss else None)
 
     def _finish_slot(self, now: int) -> None:
-        """Every member's messages of this slot are delivered: move on to the next slot and its view."""
+        """Move on to the next slot and its view, after all messages of this slot are delivered."""
         slot = self._deliver_slot
         grid = self.schedule.slot_change.decide(slot, self.grid)
         if grid is not None:

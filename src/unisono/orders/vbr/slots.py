@@ -10,7 +10,7 @@ knows the length of every slot, present and agreed. Three smaller parts do the w
 All requests travel in end-of-slot marks, so they need no datagrams and no agreement messages of their own.
 
 How a slot-length change is agreed on. A member puts its request into the end-of-slot mark of one of its slots, and
-sends that mark as many times as needed for one copy to arrive (paper 000 §7). Delivering that slot, every member sees
+sends that mark as many times as needed for one copy to arrive (paper 000 §7). When a member delivers that slot, it sees
 all requests in it and adopts the one of the lowest member. The change takes effect at slot
 
     S = the first slot that begins 2Δ+3Γ or more after the end of the slot that carried the request.
@@ -30,9 +30,9 @@ The slot at which a request takes effect depends on the origin alone:
 
 where K leaves time for other members to pass the request on. Without failures K = 0, and S is also beyond every slot
 that a member may be sending in before it has delivered the origin. When a member enters a slot, it applies the requests
-due by then, in the order of their origins. So members that know the same requests do the same at the same slot. A
-member that learns of a request after its S was cut off from the group; it joins again. The order does not interpret the
-content of a request.
+due by then, in the order of their origins. So members that know the same requests do the same at the same slot. If a
+request reaches a member only after S, the member was cut off from the group, and joins again. The order does not
+interpret the content of a request.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class SenderReservation:
         )
 
     def enter_slot(self, theta_ns: int) -> Rate | None:
-        """A slot of length `theta_ns` begins. Returns the rate from this slot on; None if the rate does not change."""
+        """Enter a slot of length `theta_ns`. Returns the rate from this slot on; None if the rate does not change."""
         rate = self._next_rate
         if theta_ns == self._theta_ns and rate is None:
             return None
