@@ -74,7 +74,7 @@ class OvertakingConstraint:
 
 @dataclass(frozen=True, slots=True)
 class BrokenConstraints:
-    """How many messages a member delivered too late, after a less urgent one, and the smallest of these messages."""
+    """How many messages a member delivered only after a less urgent one; `first` is that with the smallest id."""
 
     count: int
     first: OvertakingConstraint
@@ -162,7 +162,7 @@ class _LogResult:
 
 
 def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _LogResult:
-    """Check one member; `last_lower` has, for each message, the last earlier slot with a less urgent message."""
+    """Check the deliveries of one member. `last_lower` is the result of `_WindowMessages.last_lower`."""
     log = window.logs[log_number]
     decidable, delivered = window.decidable(log_number), window.delivered_by(log)
     since = np.maximum(window.consumed_up_to(log, delivered), log.begin_slot)

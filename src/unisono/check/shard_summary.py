@@ -372,7 +372,10 @@ def _by_sorting(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict
 
 
 def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
-    """Whether each log has each sender's messages of one priority in order, and their spans; logs are by index."""
+    """Whether each log has the messages of each sender and priority in order, and their spans.
+
+    The rows of each log must be sorted by index.
+    """
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
     number = packed(deliveries.sender_incarnation, deliveries.sequence)

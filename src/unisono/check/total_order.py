@@ -161,7 +161,7 @@ def total_order(trace: Trace) -> Verdict:
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
-    """Why the keys (slot, place) are not in order; None if only repeated or FIFO-inverted messages cause it."""
+    """The verdict if keys (slot, place) are out of order; None if only repeated or FIFO-inverted messages cause it."""
     (message,) = message_codes(deliveries)
     _, firsts = np.unique(packed(log_codes(deliveries), message), return_index=True)
     rows = deliveries.select(np.sort(firsts))
@@ -196,10 +196,10 @@ class _Disagreement:
 
 
 def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -> _Disagreement | None:
-    """Two messages that two members deliver in different orders; the earliest such pair in a member's log.
+    """The first two messages that two members deliver in different orders; None if no two members disagree.
 
-    Take the messages that p shares with q, in p's order. The first descent of q's positions is the first message that
-    q delivered before its predecessor, so no earlier message of p is in a disagreement with q.
+    For members p and q, take the messages that both delivered, in p's order. The two members disagree first where q
+    delivered a message before the one that precedes it in this list.
     """
     at = np.full((len(logs), messages), -1, dtype=np.int64)
     for number, log in enumerate(logs):
@@ -288,7 +288,7 @@ def _key_text(rows: Rows, row: int) -> str:
 
 
 def duplicate_index_reason(deliveries: Rows) -> str | None:
-    """A text about two deliveries of a log that have the same index; None if there are none."""
+    """Why a verdict is unknown if two deliveries of a log have the same index; None if no log has such deliveries."""
     same = np.flatnonzero((np.diff(deliveries.index) == 0) & ~group_starts(log_codes(deliveries))[1:])
     if len(same) == 0:
         return None

@@ -94,7 +94,7 @@ class Recorder:
         view: int | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        """Record that this member multicast `count` messages; the times are when the application submitted them."""
+        """Record that the application of this member submitted `count` messages at these times."""
         extras: ExtraValues | None = None
         if priority is not None or view is not None or destinations is not None:
             extras = (priority, view, None, destinations)
@@ -206,10 +206,10 @@ class Recorder:
 
 
 def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] = ()) -> Extras:
-    """The extra columns of a VIEW row: the members from its slot on, and for agreed views their incarnations."""
+    """The extra columns of a VIEW row: the members of the view and, if members agreed on it, their incarnations."""
     listed = tuple(incarnations)
     if listed and len(listed) != len(members):
-        raise ValueError(f"expected one incarnation for each of the {len(members)} members, not {len(listed)}")
+        raise ValueError(f"expected one incarnation for each of the {len(members)} members, but found {len(listed)}")
     return Extras(view=view, members=tuple(members), member_incarnations=listed or None)
 
 
