@@ -39,7 +39,7 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
 GRACE_DELAYS = 4
-"""How many delays later two groups may still answer messages in transit, once neither may send to the other."""
+"""For this many delays after two groups may no longer send to each other, members still answer messages in transit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ class _PriorityViolations:
             self.add(BrokenConstraints(1, constraint))
 
     def add_undelivered(self) -> None:
-        """Add the broken constraints of messages that were received but not delivered at any member."""
+        """Add the broken constraints of messages that some member received and no member delivered."""
         undelivered = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
         trace = self._run.with_member_events(self._run.rows_of_messages(undelivered, EventKind.RECEIVE))
         priority, _ = priorities_and_arrivals(trace)

@@ -180,7 +180,7 @@ def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _L
 
 
 class _WindowMessages:
-    """The messages of a window by slot, with each member's consumption when it received them."""
+    """The messages of a window by slot, with how far each member had consumed when it received them."""
 
     def __init__(self, logs: Sequence[LogFacts], deliveries: Rows, receptions: Rows) -> None:
         self.logs = logs
@@ -250,7 +250,7 @@ class _WindowMessages:
         return result
 
     def decidable(self, log_number: int) -> Mask:
-        """A mask of the messages that a member received and for which every member's consumption is known."""
+        """A mask of the messages that a member received, if it is known how far every member had consumed by then."""
         decidable: Mask = self.received[log_number].copy()
         for other, log in enumerate(self.logs):
             if log.run_id in self.logs[log_number].excluded_since_ns:

@@ -48,7 +48,7 @@ class SummarizedRun:
 
 @dataclass(frozen=True, slots=True)
 class _CrossRangeMessages:
-    """Messages whose send and deliveries lie in different ranges, and rows without a counterpart."""
+    """Messages that were sent in one range and delivered in another, and sends or deliveries without the other."""
 
     sends: Rows
     """Sends of messages that were delivered in another range."""
@@ -356,7 +356,7 @@ def _cross_range_messages(run: SummarizedRun) -> _CrossRangeMessages:
 def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int]:
     """The ranges that may contain the sends of these deliveries.
 
-    A send is not among its range's unmatched sends if a delivery of the same message in that range matched it.
+    The summaries do not list every send: a send with a delivery in its own range is not in its summary.
     """
     wanted: dict[tuple[int, int], set[int]] = {}
     columns = (deliveries.sender, deliveries.sender_incarnation, deliveries.sequence)

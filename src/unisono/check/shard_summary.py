@@ -1,6 +1,6 @@
 """The summary of one range of slots: enough to show that a run kept its promises, and small for any length of range.
 
-A summary proves a range clean or marks it suspect; it explains nothing. If the summaries of a run do not prove it
+A summary proves a range clean or marks it suspect; it has no witness. If the summaries of a run do not prove it
 clean, the checkers read only the suspect ranges (`check.ranges`). Members almost always deliver the same messages in
 the same order, so `_all_equal` compares columns first; only if they differ does `_by_sorting` sort them.
 """

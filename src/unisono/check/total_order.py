@@ -1,8 +1,8 @@
 """Total order (paper 000, Definitions 1 and 2) and FIFO: two members deliver the messages they share in the same order.
 
 Three conditions imply that any two members agree on all messages that they share, gaps included:
-1. at each member the delivery index is dense and the key strictly increases;
-2. across members, key -> message is a function;
+1. at each member the delivery indices have no gaps, and the keys strictly increase;
+2. across members, each key belongs to one message;
 3. in the merged sequence of keys, each sender's sequence numbers strictly increase. Checking this per member is not
    enough: it would miss a message moved to a key at which the other members have gaps.
 
@@ -250,7 +250,7 @@ def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
 
 
 def _key_contradiction(rows: Rows) -> Witness | None:
-    """The first contradiction among the keys (slot, place) of first deliveries, or None."""
+    """The witness for keys (slot, place) that contradict each other; None if none do. No delivery may be repeated."""
     log, key = log_codes(rows), key_codes(rows)
     (message,) = message_codes(rows)
     falls = np.flatnonzero((np.diff(key) <= 0) & ~group_starts(log)[1:])

@@ -158,7 +158,7 @@ class Recorder:
         """Record a step of a message into the consumable queue: a RECEIVE or a QUEUE row.
 
         The place counts the member's steps, the index is the number of messages delivered before, and the slot is the
-        message's number in the agreed order. They show the order of steps at the same time. The column `messages`
+        message's number in the agreed order. So the order of steps with equal times is known. The column `messages`
         has the target tail of a RECEIVE or the insertion point of a QUEUE. The view of a RECEIVE is the one in which
         the message arrived; it is null if the message came with a state transfer.
         """
