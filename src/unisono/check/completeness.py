@@ -73,7 +73,7 @@ INTEGRITY = "integrity"
 
 
 def integrity(trace: Trace, last_logged: LastLogged | None = None) -> Verdict:
-    """Check that every delivered message was sent, by its sender's log, and that no member delivered it twice.
+    """Check that the senders' logs show every delivered message, and that no member delivered a message twice.
 
     A member that crashed may have lost the end of its log. Whether it sent messages after that end is unknown. Their
     deliveries do not count as violations; the reason says how many there are. `last_logged` is as in `send_statuses`.

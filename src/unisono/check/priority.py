@@ -342,7 +342,7 @@ def _check_member(
 
 
 def _may_have_consumed(other: ConsumptionLog, member: ConsumptionLog, message: MessageId) -> bool:
-    """Whether `other`, a crashed member whose log lacks its end, may have consumed the message after that end.
+    """Whether `other`, a crashed member whose log lacks its end, may have received the message after that end.
 
     It cannot if its log shows that it received the message, or if `member` received the message in a view without it.
     """

@@ -124,7 +124,7 @@ class PriorityRun:
 
     @cached_property
     def interleaved_ranges(self) -> set[int]:
-        """The ranges of slots between which a log alternates, or that have deliveries of the same message."""
+        """The ranges of slots between which a log alternates, or several of which have deliveries of one message."""
         found: set[int] = set()
         for spans in self.spans_by_run.values():
             across = overlapping([(number, span.first_index, span.last_index) for number, span in spans])

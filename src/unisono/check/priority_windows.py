@@ -74,7 +74,7 @@ class OvertakingConstraint:
 
 @dataclass(frozen=True, slots=True)
 class BrokenConstraints:
-    """How many messages a member delivered only after a less urgent one; `first` is that with the smallest id."""
+    """How many messages a member delivered only after a less urgent one; `first` is for the smallest message id."""
 
     count: int
     first: OvertakingConstraint

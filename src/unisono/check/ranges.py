@@ -48,7 +48,7 @@ class SummarizedRun:
 
 @dataclass(frozen=True, slots=True)
 class _CrossRangeMessages:
-    """Messages that were sent in one range and delivered in another, and sends or deliveries without the other."""
+    """Messages sent in one range and delivered in another, and those of which only a send or deliveries were found."""
 
     sends: Rows
     """Sends of messages that were delivered in another range."""
