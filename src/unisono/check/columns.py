@@ -68,7 +68,7 @@ def log_codes(rows: Rows) -> Codes:
 
 
 def key_codes(rows: Rows) -> Codes:
-    """One number per row for its key in the order: (slot, place)."""
+    """One number per row that identifies its key: (slot, place)."""
     return packed(rows.slot, rows.place)
 
 

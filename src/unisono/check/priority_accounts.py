@@ -335,7 +335,7 @@ def _accounting_verdict(
     findings: Sequence[WindowFinding],
     unread_reason: str,
 ) -> Verdict:
-    """The verdict of `priority_accounting`, from windows if they can decide it.
+    """The verdict of `priority_accounting`: from the windows if they can decide it, else from the whole run.
 
     `unread_reason` says why no window was read.
     """
