@@ -84,7 +84,7 @@ class Histogram:
         self.largest = max(self.largest, largest)
 
     def quantile(self, q: float) -> int:
-        """The value at or below which a share `q` of the counted values lies. It is too high by at most 1/32."""
+        """The value at or below which a share `q` of the counted values lies, at most 1/32 too high."""
         rank, seen = q * self.total, 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -93,7 +93,7 @@ class Histogram:
         return self.largest
 
     def mean(self) -> float:
-        """The mean of the counted values. It is too high by at most 1/32; 0 if nothing was counted."""
+        """The mean of the counted values, at most 1/32 too high; 0 if nothing was counted."""
         if not self.total:
             return 0.0
         return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
@@ -322,8 +322,8 @@ class EmpiricalDelay:
 class TruncatedDelay:
     """Another delay model without its delays above `limit_ns`: a sample above the limit is drawn again.
 
-    If fewer than half of the samples are within the limit, `sample` inverts the model's distribution function once, at
-    u · cdf(limit), which has the same distribution.
+    If fewer than half of the samples are within the limit, this would take too long. Then `sample` draws one number u
+    from [0, 1) and returns the model's quantile at u · cdf(limit), which has the same distribution.
     """
 
     model: DelayModel

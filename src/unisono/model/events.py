@@ -448,7 +448,7 @@ StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice |
 
 
 class RemainingMessages:
-    """Messages of a batch that are already unpacked, with the interface of `PackedMessages`."""
+    """The remaining messages of a batch, already unpacked. The interface is that of `PackedMessages`."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
@@ -473,7 +473,7 @@ class RemainingMessages:
 
 
 def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
-    """The part of a batch that consists of its last `deliveries`."""
+    """A batch of only these `deliveries`, which are the last ones of `batch`."""
     delivered = batch.count - len(deliveries)
     return replace(
         batch,

@@ -40,7 +40,7 @@ Discover: TypeAlias = Callable[[BeaconDiscovery | DnsDiscovery, int, float], Awa
 
 
 def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
-    """The service level agreements given, or read from the file at the path given; None for None."""
+    """The service level agreements `source` itself or, if it is a path, those in that file; None for None."""
     if source is None or isinstance(source, SlaSet):
         return source
     try:

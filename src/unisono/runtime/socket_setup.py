@@ -120,7 +120,7 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
 
 
 def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> Address | None:
-    """The first address of this family (IPv4 or IPv6) among the answers; None if there is none."""
+    """The first address of this family (IPv4 or IPv6) among the answers of a lookup; None if there is none."""
     for kind, _, _, _, address in answers:
         if kind == family:
             if len(address) == 4:

@@ -160,9 +160,9 @@ class Outbox:
         self._loop = self._on_empty = None
 
     def _try_send(self, run: DatagramRun) -> Sequence[DatagramRun] | None:
-        """Try to send a run. Return None if the socket has no room.
+        """Try to send a run. Return None if the socket has no room, and an empty sequence if the run is done.
 
-        Otherwise return the smaller runs to send instead, if the kernel cannot send so much in one call; usually none.
+        If the kernel cannot send so much in one call, nothing is sent: return smaller runs to send instead.
         """
         buffers = run.buffers
         if len(buffers) > 1 and not self.gso:

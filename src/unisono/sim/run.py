@@ -110,7 +110,7 @@ def build_world(
     check: Callable[[World], None] | None = None,
     compare_payloads: bool = False,
 ) -> tuple[World, MemoryTrace, int, bool]:
-    """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free.
+    """Build the world of a scenario. Return it with its trace, the latency bound, and whether the order is gap-free.
 
     The bound includes the time that an order with a leader needs for the scenario's crashes.
     """
@@ -158,8 +158,8 @@ def build_world(
 def drain_ns(scenario: Scenario) -> int:
     """How long the run continues after the latency bound.
 
-    In the priority orders all messages are consumed in this time, with final deliveries all messages become final. With
-    several groups it is the bound that the scenario states.
+    In the priority orders, all messages are consumed in this time. With final deliveries, all messages become final in
+    it. With several groups, it is the bound that the scenario states.
     """
     if scenario.multigroup is not None:
         return scenario.expect.bound_ns or 0

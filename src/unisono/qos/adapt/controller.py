@@ -128,7 +128,10 @@ class RedundancyMechanism:
                     yield Redundancy(rho, eta_ns, int(self.omega_per_eta * eta_ns))
 
     def best(self, estimate: Estimate) -> Redundancy:
-        """The setting with the lowest probability of missing a member; of those equal to the decibel, the cheapest."""
+        """The setting with the lowest probability that a message misses a member.
+
+        Probabilities that are equal when rounded to a decibel count as equal; of these settings, the cheapest.
+        """
         network, within_ns = NetworkModel(estimate.delay_model, estimate.loss), self.promise.within_ns or FOREVER_NS
 
         def decibels(setting: Redundancy) -> float:
@@ -231,7 +234,7 @@ class SettingChange(Generic[Setting]):
 
 @dataclass(frozen=True, slots=True)
 class CannotHold(Generic[Setting]):
-    """No setting keeps the promise: the best setting, and what can be guaranteed instead."""
+    """A controller's report that no setting keeps the promise: the best setting, and what it can guarantee."""
 
     setting: Setting
     possible_guarantee: str

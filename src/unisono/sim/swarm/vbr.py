@@ -182,7 +182,7 @@ def _other_slot_ns(chance: Random, timing: Timing) -> int:
 def _churn_faults(
     chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int
 ) -> tuple[list[Fault], list[ScenarioStep]]:
-    """Faults and steps of members, and partitions between them, all before `trouble_ns`."""
+    """Draw faults and planned steps of members, and partitions between members, all before `trouble_ns`."""
     faults: list[Fault] = []
     steps: list[ScenarioStep] = []
     for member in members:
