@@ -99,7 +99,8 @@ def join(
     - `order`: "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
     - `delta`, `gamma`, `slot`: the largest delay of the network, the largest difference between two members' clocks,
       and the length of a slot. All members must give the same values.
-    - `deadline`: without `slot`, `join` chooses the longest slot that keeps this latency.
+    - `deadline`: the largest latency allowed; `join` fails if the order cannot keep it. Without `slot`, `join` chooses
+      the longest slot that keeps it.
     - `failures`: members may crash, join and leave while the group runs. The order may have gaps where they crash.
     - `loss_burst`: the most consecutive datagrams of a sender that the network loses.
     - `fec=(a, b)`: redundancy against the loss of `a` of any `b` consecutive datagrams of a sender.

@@ -336,7 +336,7 @@ class TruncatedDelay:
         if self.cdf_at_limit <= 0:
             limit = duration_text(self.limit_ns)
             raise InvalidOption(
-                "delay", f"all delays of {self.model.text()} are longer than {limit}, the network's largest delay"
+                "delay", f"expected delays of at most Δ = {limit}, but all delays of {self.model.text()} are longer"
             )
 
     def sample(self, rng: RandomSource) -> int:

@@ -414,7 +414,7 @@ class LeaveComplete:
 class Gap:
     """This member skips the rest of the messages of `sender` in `slot`: they were lost, or the sender failed.
 
-    For the trace only, not for the application: the skipped part may be empty.
+    The trace records this event. The application does not get it, because the skipped part may be empty.
     """
 
     sender: int

@@ -81,7 +81,7 @@ frames."""
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment of the slot schedule: slots of one length, from `first_slot` on, which begins at a clock reading."""
+    """A segment of the slot schedule: slots of length `theta_ns` from `first_slot` on, which begins at `start_ns`."""
 
     first_slot: int
     start_ns: int
@@ -90,7 +90,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrid:
-    """The slot schedule: Δ, Γ, and the slots with all lengths agreed so far. `changes` counts the changes of length."""
+    """The slot schedule of a group: Δ, Γ, and the segments agreed so far. `changes` counts the changes of schedule."""
 
     delta_ns: int
     gamma_ns: int

@@ -41,7 +41,7 @@ class LocalClock(Protocol):
     def slew_toward_system(self) -> int:
         """Move this clock gradually toward the machine's clock.
 
-        Returns how many nanoseconds the machine's clock is ahead if it was set, else 0.
+        If the machine's clock was set, return how many nanoseconds it is ahead of this one; else return 0.
         """
 
 

@@ -49,7 +49,7 @@ class Mechanism(Protocol[Setting]):
         """Whether this setting keeps the promise on the estimated network."""
 
     def cost(self, setting: Setting) -> float:
-        """The cost of a setting, to compare settings: datagrams sent per datagram, or per second."""
+        """The cost of a setting, to compare settings: datagrams sent per datagram to deliver, or per second."""
 
     def settings(self, estimate: Estimate | None = None) -> Iterator[Setting]:
         """All settings to try, cheapest first; with an estimate, only those that make sense on that network."""

@@ -59,7 +59,7 @@ class Estimate:
 
 
 class Estimator:
-    """Collects metric rows into periods, which start at multiples of their length; one estimate per period."""
+    """Collects metric rows and makes one estimate per period. Periods start at multiples of their length."""
 
     def __init__(self, layer: str, period_ns: int, members: int = 0) -> None:
         """`layer` is the layer directly above the network; `members` is the size of the group."""

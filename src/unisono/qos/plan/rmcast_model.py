@@ -102,7 +102,7 @@ def miss_probability_of_started(network: NetworkModel, redundancy: Redundancy, k
 
 
 def miss_probability_of_takeover(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
-    """The probability that no copy of a take-over reaches a process, if the receiver of copy k takes over.
+    """The probability that a process has no copy of a take-over at t+S, if a receiver got copy k at t and takes over.
 
     This is paper 002, equation (6), with ζ = η.
     """
@@ -176,14 +176,14 @@ def longest_omega(
 
 
 def shortest_d(members: int, network: NetworkModel, redundancy: Redundancy, share: float) -> int | None:
-    """The D at which r_D reaches a share, which an order over RMCast uses as its Δ. None if r_D never reaches it."""
+    """The shortest D for which r_D reaches a share; None if r_D never reaches it. Orders over RMCast use it as Δ."""
     if reach_probability_limit(members, network, redundancy) < share:
         return None
     return smallest_where(lambda d_ns: reach_probability(members, network, redundancy, d_ns) >= share)
 
 
 def shortest_s(members: int, network: NetworkModel, redundancy: Redundancy, share: float) -> int | None:
-    """The S at which u_S reaches a share; None if u_S never reaches it."""
+    """The shortest S for which u_S reaches a share; None if u_S never reaches it."""
     return smallest_where(lambda s_ns: reach_probability_after_first(members, network, redundancy, s_ns) >= share)
 
 

@@ -378,7 +378,7 @@ class GroupEvaluation:
 
     @property
     def unevaluated_slas(self) -> tuple[str, ...]:
-        """The SLAs that no window has evaluated: too few observations, or a layer is missing."""
+        """The SLAs not evaluated in any window, because there were too few observations or a layer is missing."""
         return tuple(sla.name for sla in self.slas if sla.name not in self._evaluated)
 
     # -- rows ------------------------------------------------------------------------------------------------
