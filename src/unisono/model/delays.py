@@ -1,8 +1,8 @@
 """Delay models, histograms, and random numbers from a seed.
 
-A delay model says how long datagrams take, as a distribution with samples and quantiles. A hard bound Δ is a quantile
-of it, so papers that use bounds and papers that use probabilities share one model. A sample inverts the distribution
-function at one random number, so the same stream gives the same delays on every Python version.
+A delay model is a probability distribution of the time that datagrams take. It serves both kinds of papers: a largest
+delay Δ is a quantile of it, and probabilities follow from its distribution function. One random number gives one
+sample, so the same stream of random numbers gives the same delays on every Python version.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bucket_middle(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of integers, in buckets that are at most 1/32 of their values wide.
+    """Counts integers in buckets. The width of a bucket is at most 1/32 of the values in it.
 
     Negative values, such as delays measured between clocks that differ, count as zero.
     """
@@ -73,8 +73,9 @@ class Histogram:
         self.largest = max(self.largest, other.largest)
 
     def merge_pairs(self, pairs: Iterable[tuple[int, int]], largest: int) -> None:
-        """Add another histogram's counts to this one: `pairs` is what its `to_pairs()` returned, `largest` its largest
-        value.
+        """Add the counts of another histogram: `pairs` is what its `to_pairs()` returned.
+
+        `largest` is its largest value.
         """
         counts, total = self.counts, self.total
         for bucket, times in pairs:

@@ -142,7 +142,7 @@ class ViewChange:
     """The group has the members of `view` from slot `view.first_slot` on. The event comes between two slots.
 
     Without failures, all members report it at the same point of the order. With failures, each member detects departed
-    members by itself.
+    members by itself, so that point may differ.
     """
 
     view: View

@@ -128,7 +128,7 @@ class PlannedTopologyChange:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A planned step: a crashed member restarts, as a new incarnation with no state."""
+    """A planned step: a crashed member restarts as a new incarnation. Only its stable storage, if any, survives."""
 
     member: int
     at_ns: int

@@ -83,7 +83,7 @@ async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: flo
 
 
 def resolve_host(host: tuple[str, int], owner: str, flags: int = 0) -> LookupAnswers:
-    """Resolve a host name. If this fails, the error says whose name it is: that of `owner`."""
+    """Resolve a host name. If this fails, the error says that it is the name of `owner`."""
     try:
         return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:

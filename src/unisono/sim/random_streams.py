@@ -63,7 +63,7 @@ def generator(seed: int, *name: str | int) -> np.random.Generator:
 
 
 def sample_delays(model: DelayModel, uniforms: UniformSamples) -> Delays:
-    """The delay `model.quantile(u)` for each number u of an array; for uniformly random u, random delays."""
+    """The delay `model.quantile(u)` for each u of an array. Uniformly random numbers give delays of the model."""
     match model:
         case ExponentialDelay(mean_ns=mean):
             drawn: Delays = np.ceil(-mean * np.log1p(-uniforms)).astype(np.int64)

@@ -171,7 +171,7 @@ class RmcastRuns:
             copies = next(self._arrivals)
 
     def _sends_before_crash(self) -> int:
-        """Draw how many sends a broadcaster makes before it crashes. If it has fewer receivers, it does not."""
+        """Draw how many sends a broadcaster makes before it crashes. One with fewer receivers does not crash."""
         if self._case.crash_in_send_probability <= 0:
             return self._case.members
         return int(self._chance.geometric(self._case.crash_in_send_probability))

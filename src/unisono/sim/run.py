@@ -66,8 +66,8 @@ def run(
 
     Applications send until the scenario's `run_ns`. Then the world continues for the latency bound, within which all
     accepted messages must be delivered. `check` and `compare_payloads` are those of `World`. If `is_quiescent` says
-    that nothing is left to do, the run stops soon after. Its result counts as that of a run to the end, so the checkers
-    report every delivery that is missing.
+    that nothing is left to do, the run stops soon after. The checkers treat its result as that of a complete run, so
+    they report every delivery that is missing.
     """
     seed = scenario.seed if seed is None else seed
     try:

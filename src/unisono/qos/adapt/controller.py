@@ -151,7 +151,7 @@ class RedundancyMechanism:
 
 @dataclass(frozen=True, slots=True)
 class FecMechanism:
-    """Adjusts the redundant shares of forward error correction. The promise limits the frames that stay lost."""
+    """Adjusts the redundant shares of forward error correction. The promise: few frames stay lost."""
 
     originals: int
     residual_loss_max: float

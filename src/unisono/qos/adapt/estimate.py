@@ -40,7 +40,7 @@ class Estimate:
         return cls(loss, delays, EmpiricalDelay.of_histogram(delays), loss_burst, gamma_ns, certain_loss)
 
     def with_certain_loss(self) -> Estimate:
-        """The estimate with `certain_loss` as its loss: the loss that is certain, however unlucky the sample was."""
+        """The estimate with `certain_loss` as its loss, for decisions that must not follow from a chance deviation."""
         return self if self.certain_loss is None else replace(self, loss=self.certain_loss)
 
     def with_margin(self, margin: float) -> Estimate:

@@ -189,7 +189,7 @@ class CounterOffer:
 def negotiate(
     requirement: Requirement, environment: Environment, layers: Sequence[QosLayer] = ()
 ) -> Agreement | CounterOffer:
-    """Take the requirement down through `layers` (topmost first) and RMCast, and the guarantee back up."""
+    """Take the requirement down through `layers` (topmost first) to RMCast, and the guarantee of RMCast back up."""
     steps: list[NegotiationStep] = []
     asked, too_slow = requirement, ""
     for layer in layers:
@@ -221,7 +221,7 @@ def negotiate(
 
 
 def candidate_settings(environment: Environment) -> Iterator[tuple[int, int]]:
-    """All pairs (ρ, η) to try. As in paper 002, η is long enough for one transmission, or for all n-1 at once."""
+    """All pairs (ρ, η) to try. η is the time in which one datagram arrives, or all n-1 of a broadcast (002 §3.3)."""
     delay = environment.network.delay
     etas = sorted({eta_of_one(delay, ALPHA), eta_of_all(delay, ALPHA, environment.members)})
     for rho in range(environment.rho_most + 1):
@@ -376,7 +376,7 @@ def _counter_offer(
 
 
 def _latency_alternatives(environment: Environment, tried: list[Redundancy], target: Target) -> list[Guarantee]:
-    """What the tried settings guarantee instead: the best share within the required time D, and the shortest D."""
+    """What the tried settings guarantee instead: the best share within D, and the shortest D for the share."""
     members, network, within_ns = environment.members, environment.network, target.within_ns
 
     def reached_share(setting: Redundancy) -> float:

@@ -238,7 +238,7 @@ _NETWORK_ONLY_METRIC = "silence"
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """One member's measurements of the link from one peer, at one layer, in one window; None if not measured."""
+    """One member's measurements of the link from one peer, at one layer, in one window; unmeasured ones are None."""
 
     member: int
     link: int
@@ -338,7 +338,7 @@ class GroupEvaluation:
     # -- state -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything except the pending rows, as JSON-compatible values."""
+        """The state of the evaluation, without the pending rows, as JSON-compatible values."""
         return {
             "order": self._order,
             "parties": sorted(self._layers),

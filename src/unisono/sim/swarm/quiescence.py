@@ -72,7 +72,7 @@ def _last_instance(orders: list[QuasiGenuine]) -> int:
 
 
 def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
-    """Whether each group has one leader, and no message waits for its place, for barriers, or for another group."""
+    """Whether each group has one leader, and no message waits for a decision, for barriers, or for another group."""
     return all(
         sum(order.consensus.is_leader for order in orders) == 1
         and not any(
