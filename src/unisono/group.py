@@ -91,7 +91,7 @@ def join(
     - `peers`: the address of every member, this one included, by number, such as `{1: "10.0.0.7:9001", …}`; or
       `"dns:NAME:PORT"`. `member` is this process's number.
     - `members`: without `peers`, this many processes find each other by an IP multicast `beacon` on `interface`.
-      `member` is then the number that this process needs, if any.
+      `member` is then the number that this process wants; without it, the processes agree on one.
     - `timeout`: how long the group may take to form.
 
     The order and its assumptions:
@@ -99,7 +99,8 @@ def join(
     - `order`: "vbr" ("auto" is the same), or cbr, leader, timestamp, consensus, priority, and others.
     - `delta`, `gamma`, `slot`: the largest delay of the network, the largest difference between two members' clocks,
       and the length of a slot. All members must give the same values.
-    - `deadline`: without `slot`, `join` chooses the longest slot that keeps this latency.
+    - `deadline`: the largest latency allowed; `join` fails if the order cannot keep it. Without `slot`, `join` chooses
+      the longest slot that keeps it.
     - `failures`: members may crash, join and leave while the group runs. The order may have gaps where they crash.
     - `loss_burst`: the most consecutive datagrams of a sender that the network loses.
     - `fec=(a, b)`: redundancy against the loss of `a` of any `b` consecutive datagrams of a sender.
@@ -117,7 +118,8 @@ def join(
     - `recorder`: writes the trace. Its incarnation must be the `incarnation` given here.
     - `sla`: the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
       it runs, and violations come as events.
-    - `monitor`: True collects metrics without agreements. The group calls a function with the rows of each interval.
+    - `monitor`: True collects metrics even without `sla`. A function instead of True is called with the metric rows of
+      each interval.
     - `storage`: the file in which a durable order keeps this member's promises, so that the member can restart after a
       crash. `fsync` says when the file is synced: "always" before anything depends on a write, "batch" soon after it,
       or "never".
@@ -126,11 +128,12 @@ def join(
     - `rejoin`: this member rejoins by itself if the others have excluded it, for example after a long pause.
     - `injection`: faults to inject, for tests.
 
-    Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also FormationTimeout.
+    Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError. Awaiting the result may also raise
+    FormationTimeout.
     """
     place = group_location(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
-        raise InvalidOption("queue_messages", f"expected room for at least one message, got {queue_messages}")
+        raise InvalidOption("queue_messages", f"expected a limit of at least 1 message, got {queue_messages}")
     environment = current_environment()
     skew = duration_ns(gamma, "gamma")
     timing = choose_timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
@@ -268,8 +271,8 @@ class Group:
 
         Waiting messages of this member with higher `priority` go first. Only the priority orders also deliver by
         priority. A message still waiting when the group ends, or when this call is cancelled, is not sent.
-        With a topology, the message goes `to` these groups, by default to this member's own group.
-        DestinationNotAllowed lists the allowed groups.
+        With a topology, `to` names the groups that get the message; the default is this member's own group. Raises
+        DestinationNotAllowed, which lists the allowed groups, if this member's group may not send to one of them.
         """
         await self.send_many((message,), priority=priority, to=to)
 
@@ -288,10 +291,10 @@ class Group:
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
         """Change this member's rate from its next slot on, or the slot length of the whole group, or both.
 
-        The group orders the request for a `slot` like a message. Await the result to wait until this member's slots
-        have that length, and the new `rate` if there is one. A TimingChange event then comes between two slots.
-        Awaiting raises GroupClosed if this member leaves first. ReservationRefused, InvalidOption and Infeasible (the
-        bound would exceed this member's deadline) change nothing.
+        The group orders the request for a `slot` like a message. Await the result to wait until this member uses the
+        new slot length, and the new `rate` if there is one. A TimingChange event then comes between two slots.
+        Awaiting raises GroupClosed if this member leaves first. If the call raises ReservationRefused, InvalidOption
+        or Infeasible (the bound would exceed this member's deadline), nothing has changed.
         """
         if slot is not None:
             return self._driver.change_slot(duration_ns(slot, "slot"), rate)
@@ -333,9 +336,10 @@ class Group:
                 yield event
 
     async def consume(self) -> Delivery:
-        """Take the next message from the queue of the priority order, which delivers it. An iteration does the same.
+        """Deliver the next message of a priority order: take it from the queue. Iterating over the group does the same.
 
-        Wait while the queue is empty or its first message is locked. Other events stay in the queue for an iteration.
+        Wait while the queue is empty or its first message is locked. This call returns no other events: iterate over
+        the group to get them.
         """
         driver = self._driver
         while (batch := driver.consume()) is None:

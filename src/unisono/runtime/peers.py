@@ -38,7 +38,7 @@ def group_location(
     beacon: str | None = None,
     interface: str | None = None,
 ) -> GroupLocation:
-    """Find out from the arguments of `join` where the members are; raises InvalidOption if they do not say it."""
+    """Find out from the arguments of `join` where the members are; raises InvalidOption if they do not say."""
     salt = ""
     if group.startswith(SCHEME):
         if peers is not None:

@@ -208,7 +208,7 @@ class MemoryNetwork:
         return self.clock.open_alarm(member, clock, callback)
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
-        """Store `abort`, with which `crash` stops the member."""
+        """Store the function `abort`, which `crash` calls to stop the member."""
         self._aborts.setdefault(member, []).append(abort)
 
     # -- carrying datagrams ------------------------------------------------------------------------------------
