@@ -196,7 +196,7 @@ def summarize_range(
 
 
 def last_logged_sequences(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], int]:
-    """The last sequence number that each sender logged."""
+    """For each sender, the sequence number of its last message that is recorded as sent."""
     found: dict[tuple[int, int], int] = {}
     for span in (span for summary in summaries for span in summary.sends):
         stream_id = (span.sender, span.incarnation)

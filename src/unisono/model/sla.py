@@ -96,9 +96,9 @@ EVERY_LINK = 0
 class MetricRow:
     """One metric at one boundary over one window of the collecting member's clock.
 
-    `value` comes from `count` observations. Depending on the metric's `Shape`, it is the mean of a spread, a share, or
-    a level. `buckets` are the histogram of a spread, so rows of several windows, links or members can be added up
-    exactly.
+    `value` comes from `count` observations. Depending on the metric's `Shape`, it is a share, a level, or the mean of a
+    distribution. `buckets` are the histogram of that distribution, so rows of several windows, links or members can be
+    added up exactly.
     """
 
     layer: str

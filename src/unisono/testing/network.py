@@ -107,7 +107,7 @@ class MemoryNetwork:
             raise InvalidOption("probability", f"expected a number from 0 to 1, got {probability}")
         if (at_most is None) != (of is None):
             raise InvalidOption(
-                "at_most", f"expected both at_most and of, or neither of them, got at_most={at_most} and of={of}"
+                "at_most", f"give at_most= and of= together, or leave both out; got at_most={at_most} and of={of}"
             )
         self._losses = LossModel((Loss(Span(), probability, at_most, of),), random.Random(f"{self._seed}/loss"))
 

@@ -404,7 +404,7 @@ class Fec:
             self.incomplete_blocks += stream.raise_floor(min(stream.slots) + 1)
 
     def _complete_block(self, stream: _SenderBlocks, slot: _SlotBlocks, share: Share) -> None:
-        """Reconstruct the missing originals of the share's block, which now has as many shares as originals."""
+        """Reconstruct the missing originals of a block, after as many shares as it has originals have arrived."""
         shares = slot.incomplete.pop(share.block)
         stream.held_bytes -= stored_bytes(shares)
         slot.complete.add(share.block)

@@ -182,7 +182,7 @@ class FecMechanism:
 
 @dataclass(frozen=True, slots=True)
 class SlotLengthMechanism:
-    """Adjusts the slot length Θ. The promise is a latency, of which the network and the clocks use up a part."""
+    """Adjusts the slot length Θ. An SLA promises a latency; Θ may use what network delay and clock difference leave."""
 
     promise: Target
     timing: Timing

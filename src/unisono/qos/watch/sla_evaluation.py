@@ -410,7 +410,7 @@ class GroupEvaluation:
                 self._progress[member] = incarnation, until, all_read
 
     def _name_order(self, order: str) -> None:
-        """Set the layer that SLAs mean by the name `order`."""
+        """Set which layer the word `order` in an SLA refers to."""
         self._order = order
         if order:
             named = [_with_order_name(sla, order) for sla in self.slas]
