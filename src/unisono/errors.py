@@ -34,9 +34,9 @@ class Infeasible(UnisonoError):
     """The requested deadline cannot be met; `offered_ns` is the smallest latency bound that is possible."""
 
     def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, alternative: str = "") -> None:
-        """`arithmetic` is the calculation in words.
+        """`arithmetic` shows in words why the deadline cannot be met.
 
-        `alternative` is the best offer in words, if it is more than a bound.
+        `alternative` describes the best offer in words. Without it, the message names `offered_ns`.
         """
         offered = alternative or f"{offered_ns / 1e6:g} ms"
         super().__init__(
@@ -93,8 +93,8 @@ class StorageError(UnisonoError):
 class InvariantViolated(UnisonoError):
     """A member was about to break a safety invariant. This is a defect of unisono; the member stops at once.
 
-    `invariant` is a stable token; docs/architecture.md lists the invariants. `expected` and `found` are the compared
-    values. Members compare only what they decide themselves, so no datagram can cause this error.
+    `invariant` is the name of the invariant; docs/architecture.md lists these names. `expected` and `found` are the
+    values that the member compared. A member checks only its own decisions, so no datagram can cause this error.
     """
 
     def __init__(self, invariant: str, member: int, text: str, expected: str, found: str) -> None:
@@ -113,11 +113,11 @@ class InvariantViolated(UnisonoError):
 
 
 class MissingDependency(UnisonoError):
-    """A program or package that is needed is not installed; the message says how to install it."""
+    """A needed program, package, service or address is missing or unusable; the message says which, and what to do."""
 
 
 class MemberProcessFailed(UnisonoError):
-    """A member process on this machine ended early, or was not ready or finished in time; the message names it."""
+    """A member process on this machine ended early, or did not start or finish in time; the message names it."""
 
 
 class ScenarioError(UnisonoError, ValueError):

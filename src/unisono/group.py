@@ -210,8 +210,8 @@ class Group:
 
         Waiting messages of this member with higher `priority` go first. Only the priority orders also deliver by
         priority. A message still waiting when the group ends, or when this call is cancelled, is not sent.
-        With a topology, the message goes `to` these groups, by default to this member's own group.
-        DestinationNotAllowed lists the allowed groups.
+        With a topology, `to` names the groups that get the message; the default is this member's own group. Raises
+        DestinationNotAllowed, which lists the allowed groups, if this member's group may not send to one of them.
         """
         await self.send_many((message,), priority=priority, to=to)
 
@@ -230,10 +230,10 @@ class Group:
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
         """Change this member's rate from its next slot on, or the slot length of the whole group, or both.
 
-        The group orders the request for a `slot` like a message. Await the result to wait until this member's slots
-        have that length, and the new `rate` if there is one. A TimingChange event then comes between two slots.
-        Awaiting raises GroupClosed if this member leaves first. ReservationRefused, InvalidOption and Infeasible (the
-        bound would exceed this member's deadline) change nothing.
+        The group orders the request for a `slot` like a message. Await the result to wait until this member uses the
+        new slot length, and the new `rate` if there is one. A TimingChange event then comes between two slots.
+        Awaiting raises GroupClosed if this member leaves first. If the call raises ReservationRefused, InvalidOption
+        or Infeasible (the bound would exceed this member's deadline), nothing has changed.
         """
         if slot is not None:
             return self._driver.change_slot(duration_ns(slot, "slot"), rate)
@@ -275,9 +275,10 @@ class Group:
                 yield event
 
     async def consume(self) -> Delivery:
-        """Take the next message from the queue of the priority order, which delivers it. An iteration does the same.
+        """Deliver the next message of a priority order: take it from the queue. Iterating over the group does the same.
 
-        Wait while the queue is empty or its first message is locked. Other events stay in the queue for an iteration.
+        Wait while the queue is empty or its first message is locked. This call returns no other events: iterate over
+        the group to get them.
         """
         driver = self._driver
         while (batch := driver.consume()) is None:

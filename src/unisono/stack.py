@@ -498,7 +498,7 @@ class Stack:
         return self._priority_order is not None
 
     def queued(self) -> int:
-        """How many messages wait until the application pulls them with `consume`, locked or not."""
+        """How many messages wait until the application pulls them with `consume`, including locked ones."""
         return 0 if self._priority_order is None else len(self._priority_order.insertion.queue)
 
     def consumable(self) -> bool:

@@ -163,7 +163,7 @@ def test_an_agreement_that_was_never_judged_is_named(
     [
         (["nowhere", "--sla", "SLA"], "nowhere: is not a folder"),
         (["TRACE", "--sla", "SLA", "--id", "6"], "--join, --peers: give --join, --peers and --id together"),
-        (["TRACE", "--sla", "SLA", "--master", "sc://localhost"], "which Spark Connect does not support"),
+        (["TRACE", "--sla", "SLA", "--master", "sc://localhost"], "it cannot use Spark Connect"),
         (["TRACE", "--sla", "missing.toml"], "missing.toml"),
         (["TRACE", "--sla", "SLA", "--window", "300ms"], "--window: expected a multiple of `collect`, 250ms"),
         (["TRACE", "--sla", "SLA", "--keep", "SLA"], "(File exists); name another folder"),

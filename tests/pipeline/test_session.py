@@ -88,7 +88,7 @@ def test_a_master_that_does_not_answer_is_reported_at_once(monkeypatch: pytest.M
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         closed, answering = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (taken, listening))
-        with pytest.raises(MissingDependency, match=f"no Spark master answers at {closed} .* is --master right"):
+        with pytest.raises(MissingDependency, match=f"no Spark master answers at {closed} .* that --master is right"):
             spark_session(SparkChoice(f"spark://{closed}")).__enter__()
         # If the URL lists several masters, one that answers is enough.
         assert "spark.master" in given(SparkChoice(f"spark://{closed},{answering}"), monkeypatch)

@@ -141,7 +141,7 @@ def test_what_cannot_be_changed_is_refused_at_once() -> None:
                 group.renegotiate()
             with pytest.raises(unisono.InvalidOption, match="slot"):
                 group.renegotiate(slot="2 fortnights")
-            with pytest.raises(unisono.InvalidOption, match="slot: a length from 1us to 60s"):
+            with pytest.raises(unisono.InvalidOption, match="slot: expected a slot length from 1us to 60s"):
                 group.renegotiate(slot="100ns")
             await group.renegotiate(unisono.Rate(avg=10, burst=2))
             await group.renegotiate(slot="5ms")  # as it is

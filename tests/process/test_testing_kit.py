@@ -303,7 +303,7 @@ def test_misuse_is_refused() -> None:
                 net.crash(2)
             with pytest.raises(unisono.InvalidOption, match="probability"):
                 net.lose(5)
-            with pytest.raises(unisono.InvalidOption, match="expected both at_most and of"):
+            with pytest.raises(unisono.InvalidOption, match="give at_most= and of= together"):
                 net.lose(0.5, of=3)
             with pytest.raises(unisono.InvalidOption, match=r"net\.peers"):
                 await join_group("table", members=2)

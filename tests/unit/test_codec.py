@@ -78,7 +78,7 @@ def values_outside(field: Fixed) -> list[float]:
 
 
 def bounds_error(field: Fixed) -> str:
-    return f"{field.name}: expected {field.least} to {field.most}, found "
+    return f"field {field.name}: expected {field.least} to {field.most}, found "
 
 
 def has_open_end(spec: Spec[Any]) -> bool:

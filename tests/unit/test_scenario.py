@@ -161,7 +161,7 @@ INVALID = [
     ("[rate.2]\nburst = 0", "rate.2.burst", "a whole number of at least 1"),
     ("[rate.2]\nburst_bytes = 10", "rate.burst_bytes", "cannot carry one message of max_message = 4,096"),
     ("[network]\ndelay = 'exponential'", "network.delay", "kinds: constant"),
-    ("[network]\ndelay = 'constant:11ms'", "network.delay", "longer than 10ms, the network's largest delay"),
+    ("[network]\ndelay = 'constant:11ms'", "network.delay", "at most Δ = 10ms, but all delays of"),
     ("[network]\nfifo = 'yes'", "network.fifo", "expected true or false, got 'yes'"),
     ("[clocks]\noffsets = { 1 = '1.5ms' }", "clocks.offsets.1", "at most gamma/2 = 1ms from true time, got 1.5ms"),
     ("[clocks]\noffsets = { 1 = '-x' }", "clocks.offsets.1", "a duration with a unit"),

@@ -196,7 +196,7 @@ def test_over_reliable_multicast_a_slot_change_is_refused() -> None:
 
 @pytest.mark.parametrize("theta_ns", [0, -1, 999, 60_000_000_001])
 def test_slot_lengths_out_of_range_are_refused(theta_ns: int) -> None:
-    with pytest.raises(InvalidOption, match=r"slot: a length from 1us to 60s is needed"):
+    with pytest.raises(InvalidOption, match=r"slot: expected a slot length from 1us to 60s"):
         build(policy()).change_slot(0, theta_ns)
 
 

@@ -251,7 +251,7 @@ def test_the_writers_files_hold_the_same_rows_as_memory(tmp_path: Path) -> None:
     trace = read_trace(tmp_path)
     assert trace.digest() == remembered().trace(META).digest()
     assert overall(check_all(trace)) is Status.VALID
-    with pytest.raises(FileExistsError, match="already recorded"):
+    with pytest.raises(FileExistsError, match="already has a recording of incarnation"):
         ParquetWriter(tmp_path, META.run, META.group, 1)
 
 
@@ -414,7 +414,7 @@ def test_unknown_version_is_refused(tmp_path: Path, version: bytes | None) -> No
 def test_missing_file_or_member_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.unlink()
-    assert "59 rows were written, but 0 are there" in damaged(tmp_path)
+    assert "the end record of incarnation 0 counts 59 rows, but the files have 0" in damaged(tmp_path)
     (part.parent / "end.0.json").unlink()
     part.parent.rmdir()
     assert "has no file of member 1, which meta.json lists" in damaged(tmp_path)
@@ -445,5 +445,5 @@ def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
     write_trace(tmp_path, everything())
     other = replace(everything(), meta=replace(META, run="2"))
     write_trace(tmp_path, other)
-    assert "holds 2 runs or groups" in damaged(tmp_path)
+    assert "has 2 runs or groups" in damaged(tmp_path)
     assert read_trace(tmp_path, run="2").meta.run == "2"

@@ -157,7 +157,7 @@ def misplaced_rows(folder: Path) -> None:
     [
         (truncate, "not a readable Parquet"),
         (lack_a_column, "lacks the columns index"),
-        (lack_a_file, "rows were written"),
+        (lack_a_file, "but the files have"),
         (lack_a_member, "no file of member 3"),
         (rows_of_another_member, "has rows whose member is not 1"),
         (rows_of_another_run, "has rows whose run is not r"),
@@ -214,7 +214,7 @@ def test_one_run_of_many_is_chosen_and_no_other_is_opened(tmp_path: Path, capsys
     shown = json.loads(capsys.readouterr().out)
     assert [(one["run"], one["group"]) for one in shown["runs"]] == [("good", "g")]
     assert main(["verify", str(tmp_path), "--master", "none", "--run", "other"]) == 2
-    assert "has no run other; there is run bad of group g, run good of group g" in capsys.readouterr().err
+    assert "has no run other; it has run bad of group g, run good of group g" in capsys.readouterr().err
 
 
 def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

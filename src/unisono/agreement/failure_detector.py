@@ -4,13 +4,14 @@ Paper 002 §2.2 bases group membership on a realistic view of which members have
 The caller states how often the detector may suspect a live peer by mistake (`mistakes_per_s`). The detector measures
 the times between the heartbeats of each peer, and derives the time-out from both.
 
-With a heartbeat every η there are 1/η occasions per second for a mistake, so each heartbeat may be one with probability
-p = mistakes_per_s · η. A peer is suspected when the probability that its next heartbeat comes even later than now falls
-to p. Losses, jitter and load show in the measured times, so the time-out follows them while the group runs.
+With a heartbeat every η there are 1/η occasions per second for a mistake. So the detector may make one at each
+heartbeat with probability p = mistakes_per_s · η. A peer is suspected when the probability that its next heartbeat
+comes even later than now falls to p. Losses, jitter and load show in the measured times, so the time-out follows them
+while the group runs.
 
-A few hundred samples say little about rare events. Beyond the samples, the detector assumes that the tail falls
-exponentially. It uses the most pessimistic of several fits: each is made to the k longest times, plus one time that was
-not seen, in which one heartbeat is lost.
+A few hundred samples say little about rare events. For times longer than the samples, the detector assumes that the
+probability falls exponentially. It fits this tail to the 1, 2, 4, … longest times, and uses the most pessimistic fit.
+Each fit also counts one imagined time in which a heartbeat is lost.
 
 Sending: `wake` sends a heartbeat when it is due. Receiving: `from_below` records heartbeats. `wake` also checks for
 unresponsive peers; changes are in `changes`, and `suspected` answers for one peer.

@@ -3,17 +3,17 @@
 This replaces the paper's group manager. There is no registry that could fail.
 
 Each process repeats a beacon that lists all processes it knows. From the same list all processes propose the same
-table: the first n processes by incarnation and address. A process votes once, for one table, in one of two cases:
-either all processes of the table propose it and no new process has appeared for a while (`QUIET_NS`), or another
-process of the table has voted for it and this process knows all processes in it. A table is decided when all its
-processes have voted for it.
+table: the first n processes by incarnation and address. A process votes only once, for one table. It votes for its own
+proposal if all processes of that table propose it and no new process has appeared for a while (`QUIET_NS`). It votes
+for a table for which another process of the table has voted if it knows all processes in it. A table is decided when
+all its processes have voted for it.
 
 Safety: two decided tables with a common process are equal, because that process has voted for both and votes only once.
 A process that receives a decided table with itself in it has voted for it, so it adopts the table. Two tables without a
 common process can both be decided. Then there are at least 2n processes, as if two groups used the same name.
 
 Cost: if a process crashes after its vote, or processes vote for different tables because the network splits at that
-moment, the others get no table. They give up at their time-out and start again with new nonces.
+moment, the others get no table. They give up at their time-out and start again as new processes.
 
 Receiving: `on_beacon`. Sending: `wake` puts a beacon into `outgoing` when it is due. The result is `table`.
 """

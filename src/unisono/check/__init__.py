@@ -1,4 +1,4 @@
-"""Checkers turn a trace into verdicts. One function per theorem or definition answers valid, violated or unknown.
+"""Checkers turn a trace into verdicts: valid, violated or unknown. Each theorem or definition has one function.
 
 `suite` runs all checkers that apply to a run. `total_order`, `completeness`, `timing`, `causal`, `final`, `priority`
 and `multigroup` each check some properties. `ranges`, `message_shards` and the modules they use check long runs part by

@@ -17,9 +17,9 @@ _NOT_DELIVERED = np.iinfo(np.int64).max
 
 
 def causal(trace: Trace) -> Verdict:
-    """Check causal order. A send may depend on all deliveries at the sender strictly before it in real time.
+    """Check causal order. A sent message depends on all messages that its sender had delivered earlier in real time.
 
-    The check looks at each pair of a send and a delivery on its own, so a run may be checked some messages at a time.
+    Each pair of a send and a delivery is checked on its own, so a long run can be checked in parts.
     """
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
@@ -69,7 +69,7 @@ def _positions(log: Ints, messages: Ints) -> Ints:
 
 
 def _explain(deliveries: Rows, delivered: Ints, sender_deliveries: Ints, log: Ints, row: int) -> Witness:
-    """A witness for the first message that the sender had delivered and this member delivered later or never."""
+    """The witness that a member delivered a message although a message on which it depends came later or never."""
     place = int(np.flatnonzero(log == row)[0])
     late = np.flatnonzero(_positions(delivered[log], delivered[sender_deliveries]) > place)[0]
     cause = int(sender_deliveries[late])

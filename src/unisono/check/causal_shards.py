@@ -72,8 +72,8 @@ def causal_in_shards(
 ) -> Verdict:
     """The verdict of the check `causal` on the whole run, from the summaries of its message shards.
 
-    `load` returns the rows of shards, or None if there are too many. `clean_verdict` is the verdict if there is no
-    violation.
+    `load` returns the rows of some shards, or None if these have too many rows. `clean_verdict` is the verdict if there
+    is no violation.
     """
     scattered_reason = _why_not_separable(shards)
     if scattered_reason:

@@ -25,7 +25,7 @@ _MAX_CODE = 1 << 62
 
 
 def packed(*columns: Ints) -> Codes:
-    """One number per row. The numbers compare as the tuples of the rows' values in these columns do."""
+    """One number per row: rows sorted by it are sorted by these columns, the first column first."""
     if len(columns[0]) == 0:
         return np.empty(0, dtype=np.int64)
     code: Codes = np.zeros(len(columns[0]), dtype=np.int64)
@@ -68,12 +68,12 @@ def log_codes(rows: Rows) -> Codes:
 
 
 def key_codes(rows: Rows) -> Codes:
-    """One number per row for its key in the order: (slot, place)."""
+    """One number per row that identifies its key: (slot, place)."""
     return packed(rows.slot, rows.place)
 
 
 def group_starts(grouped: Codes) -> Mask:
-    """A mask of the first row of each run of equal codes; equal codes must be contiguous."""
+    """A mask of the rows whose code differs from that of the row before; equal codes must be contiguous."""
     first = np.ones(len(grouped), dtype=bool)
     first[1:] = grouped[1:] != grouped[:-1]
     return first
@@ -166,9 +166,9 @@ def member_runs(trace: Trace) -> dict[MemberRunId, MemberRun]:
 
 
 def excused_members(trace: Trace) -> set[MemberRunId]:
-    """The member runs whose deliveries oblige no other member where delivery is not uniform.
+    """The member runs that crashed, or that reported that the other members excluded them.
 
-    They crashed, or reported by a violation that the other members excluded them.
+    Unless delivery is uniform, the other members need not deliver the messages that these delivered.
     """
     return reporting(trace, ViolationKind.EXCLUDED) | {
         run_id for run_id, member_run in member_runs(trace).items() if member_run.crashed
@@ -262,5 +262,5 @@ def empty_trace_reason(trace: Trace) -> Doubt | None:
 
 
 def incomplete_logs(doubts: Sequence[str]) -> Doubt | None:
-    """Why incomplete logs leave a verdict unknown; None if there are none. `doubts` are the reasons in words."""
+    """Why incomplete logs leave a verdict unknown: the reasons in `doubts`, as one text; None if there are none."""
     return Doubt(Reason.LOG_NOT_WHOLE, "; ".join(doubts)) if doubts else None

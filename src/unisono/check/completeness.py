@@ -7,15 +7,16 @@
   eventually delivered by every correct process."
 - Gaps explained (paper 000, Definition 2, liveness): gaps are allowed, but each needs a recorded cause.
 
-A run is finite, so "eventually" becomes "when it is due". For agreement a message is due at a member when the bound has
-passed since a member whose sends or deliveries count first sent or delivered it. For gap freedom it is also due if the
-member has delivered a message later in the order. Members answer only for the slots between their start and their end.
+A run is finite, so "eventually" becomes "when it is due". For agreement a message is due when the bound has passed
+since a correct member first sent or delivered it. For uniform agreement, deliveries at members that crashed count too.
+For gap freedom a message is also due at a member that has delivered a message later in the order. A member has to
+deliver only messages of the slots between its start and its end.
 
-Gaps explained quotes: "Every message that is sent by some correct process j and received by a correct process i, is
-eventually delivered by i." A trace does not record receptions. It records each member's list of members (VIEW), and
-every slot in which the member continued without the rest of a sender's messages (GAP). A member that had a sender in
-its list and recorded no GAP has received all messages of that sender's slot, so it must deliver them. A message is due
-at a member run if all of these hold:
+For gaps explained the paper says: "Every message that is sent by some correct process j and received by a correct
+process i, is eventually delivered by i." A trace does not record receptions. It records each member's list of members
+(VIEW), and every slot in which the member continued without the rest of a sender's messages (GAP). A member that had a
+sender in its list and recorded no GAP has received all messages of that sender's slot, so it must deliver them. A
+message is due at a member run if all of these hold:
 1. The message's slot lies between the member's START and its LEAVE or CRASH.
 2. The member's list contains the sender in that slot: the last VIEW up to it says so, and the sender has not started a
    later incarnation by then. (Halves of a partitioned group number their slots independently once slot lengths change,
@@ -27,8 +28,9 @@ at a member run if all of these hold:
 A message's slot is that of its deliveries. An undelivered message is due at its own sender only, in the slot in which
 it was submitted, unless the sender crashed: no network loses a message that a member sends to itself. So a gap is
 explained by the sender's crash, by the member's absence, by the sender's absence from the member's list, or by a GAP
-row for messages that were lost or late. The figures count the gaps: `failed` for senders that crashed or paused, and
-for the others `unlisted` and `given_up`, which are 0 while the network keeps its promises.
+row for messages that were lost or late. The figures of the verdict count the gaps. `failed` counts messages of senders
+that crashed or paused. Of the other senders, `unlisted` counts messages of senders that were not in the member's list,
+and `given_up` those for which it recorded a GAP. Both are 0 while the network keeps its promises.
 
 Not checked: whether a member was right to time out another or to leave it out of its list. The rows cannot tell a lost
 message from one that the member never waited for.
@@ -71,10 +73,10 @@ INTEGRITY = "integrity"
 
 
 def integrity(trace: Trace, last_logged: LastLogged | None = None) -> Verdict:
-    """Check every delivery against its sender's log; `last_logged` as in `send_statuses`.
+    """Check that the senders' logs show every delivered message, and that no member delivered a message twice.
 
-    A member that crashed may have lost the end of its log. Deliveries of its messages after that end can be neither
-    shown nor refuted. They do not count as violations; the reason says how many there are.
+    A member that crashed may have lost the end of its log. Whether it sent messages after that end is unknown. Their
+    deliveries do not count as violations; the reason says how many there are. `last_logged` is as in `send_statuses`.
     """
     deliveries = trace.deliveries()
     statuses = send_statuses(trace, deliveries, last_logged)
@@ -130,9 +132,9 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 
 
 def agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
-    """Messages sent or delivered by correct members are delivered by every member that was there when they were due.
+    """Check that messages sent or delivered by correct members are delivered by all correct members.
 
-    A member owes a message unless it crashed, or left before the message was due.
+    A member need not deliver a message if it crashed, or left before the message was due.
     """
     return _check_agreement(trace, AGREEMENT, until_ns=until_ns, bound_ns=bound_ns)
 
@@ -207,8 +209,8 @@ GAP_FREEDOM = "gap_freedom"
 class _RequiredMessages:
     """Messages that correct members must deliver, one row each, sorted by key.
 
-    A send row's slot and place say when the message was submitted; its key is that of its deliveries. `is_delivered`
-    marks the messages that some member delivered: only these have a known position in the order.
+    A message's key is the slot and place of its deliveries. A message that no member delivered (`is_delivered` is
+    False) has the slot and place of its send, and no known position in the order.
     """
 
     rows: Rows
@@ -226,10 +228,11 @@ def gap_freedom(
     dense_logs: bool | Collection[tuple[int, int]] = False,
     excused: Collection[tuple[int, int]] = (),
 ) -> Verdict:
-    """Check slots up to `until_slot`; messages whose bound has passed by `until_ns` (by default the last row) are due.
+    """Check gap freedom in the slots up to `until_slot`.
 
-    `dense_logs` says which logs are known to have all indices from 0 on, although this trace has only a part of them.
-    `excused` member runs owe nothing, and their deliveries are not in the trace.
+    A message is due if its bound has passed by `until_ns`, which is by default the time of the last row. If the trace
+    is only a part of a run, `dense_logs` says which logs have all indices from 0 on in the whole run. Member runs in
+    `excused` need not deliver anything, and their deliveries are not in the trace.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
@@ -271,7 +274,7 @@ def gap_freedom(
 def _required_messages(
     member_runs: dict[tuple[int, int], MemberRun], sends: Rows, deliveries: Rows, until_slot: int | None
 ) -> tuple[Codes, Codes, _RequiredMessages]:
-    """The deliveries' message and key codes, and the messages that correct members sent or delivered, by key."""
+    """The message code and the key code of each delivery, and the messages that correct members sent or delivered."""
     sends, is_delivered = with_delivery_keys(sends, deliveries)
     held = []
     for rows in (sends, deliveries):
@@ -334,7 +337,7 @@ def _due(
 
 
 def skipped_in_stream(rows: Rows, own_deliveries: Rows) -> Mask:
-    """A mask of the messages with a later message of the same sender and priority in `own_deliveries`."""
+    """A mask of the messages for which `own_deliveries` has a later message of the same sender and priority."""
     streams, own_streams = stream_codes(rows, own_deliveries)
     if (own_deliveries.priority >= 0).any():  # in the priority order, a later message may overtake
         levels = np.concatenate([rows.priority, own_deliveries.priority])
@@ -382,7 +385,7 @@ MemberLists = list[tuple[int, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """One row for every message, sorted by key: its send if that is recorded, but with the slot of its deliveries."""
+    """One row for every message, sorted by key: its send with the slot and place of its deliveries, else a delivery."""
 
     rows: Rows
     code: Codes
@@ -404,11 +407,10 @@ class _MemberRecords:
 def gaps_explained(
     trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None, dense_logs: bool = False
 ) -> Verdict:
-    """Check every member run that has a log; messages whose bound has passed by `until_ns` (by default the last row)
-    are due.
+    """Check that every gap has a recorded cause, at every member run that has a log.
 
-    `dense_logs` says that the logs are known to have all indices from 0 on, although this trace has only a part of
-    them.
+    A message is due if its bound has passed by `until_ns`, which is by default the time of the last row. If the trace
+    is only a part of a run, `dense_logs` says that all logs have all indices from 0 on in the whole run.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
@@ -468,7 +470,7 @@ def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
 def _views(trace: Trace) -> dict[MemberRunId, MemberLists]:
     """The lists of members that each member run recorded, sorted by slot.
 
-    Rows of the same instant have no order, so of two lists for one slot only the members in both count.
+    If a member recorded two lists for one slot, only members in both count: the order of the two rows is unknown.
     """
     rows = trace.of_kind(EventKind.VIEW)
     found: dict[MemberRunId, dict[int, tuple[int, ...]]] = {}

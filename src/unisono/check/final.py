@@ -1,7 +1,8 @@
 """Final deliveries over a slot order (paper 000 §9): one sequence for all members that contains all early deliveries.
 
-A final delivery's place is its number in the agreed sequence. A member enters the sequence when it joins and delivers
-all of it from there on. Final deliveries have no promised bound; in a finite run they are due after `grace_ns`.
+A final delivery's place is its number in the agreed sequence. A member that joins delivers
+all of the sequence from some number on. Final deliveries have no promised bound; in a finite run they are due after
+`grace_ns`.
 """
 
 from __future__ import annotations

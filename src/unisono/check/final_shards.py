@@ -77,9 +77,9 @@ def final_agreement_in_ranges(
     until_ns: int,
     grace_ns: int = GRACE_NS,
 ) -> Verdict:
-    """The verdict of `final_agreement` on the whole run; `clean_verdict` is the verdict if no row had to be read.
+    """The verdict of the check `final_agreement` on the whole run; `clean_verdict` if no rows have to be read.
 
-    The numbers that a member lacks lie in the ranges after its last delivery.
+    Only the range of a member's last final delivery and later ranges can show that it lacks final deliveries.
     """
     ranges = _numbered_final_ranges(summaries)
     logs = _spans_by_run(ranges)

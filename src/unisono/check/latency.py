@@ -54,7 +54,7 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
 
 
 def sends_not_recorded(deliveries: int) -> Doubt | None:
-    """Why this number of deliveries without a recorded send leaves a verdict unknown; None for 0."""
+    """Why deliveries without a recorded send leave a verdict unknown; None if their number is 0."""
     if not deliveries:
         return None
     return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")

@@ -43,7 +43,7 @@ class MessageShard:
     ranges: tuple[int, ...]
 
     def select_rows(self, rows: Rows) -> Rows:
-        """Of these rows, the sends and deliveries of the shard's messages."""
+        """The sends and deliveries of the shard's messages among these rows."""
         return rows.select(self._contains(rows) & np.isin(rows.kind, (EventKind.SEND.code, EventKind.DELIVER.code)))
 
     def _contains(self, rows: Rows) -> Mask:
@@ -66,7 +66,7 @@ class VerdictSummary:
 
 
 def summarize_verdict(verdict: Verdict) -> VerdictSummary:
-    """A verdict without its witness. For a part of a run, "nothing recorded" counts as valid."""
+    """A verdict without its witness. "Nothing recorded" becomes valid, because other shards may have rows."""
     if verdict.status is Status.UNKNOWN and verdict.token is Reason.NOTHING_RECORDED:
         return VerdictSummary(Status.VALID, None)
     return VerdictSummary(verdict.status, None if verdict.token is None else Doubt(verdict.token, verdict.reason))
@@ -152,7 +152,7 @@ def scattered_reason(shards: Sequence[MessageShard], summaries: Sequence[RangeSu
     read = sum(summaries[number].rows for shard in shards for number in shard.ranges)
     if read <= MAX_REREAD_FACTOR * max(rows, 1):
         return ""
-    return f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
+    return f"the rows of messages are scattered over ranges of slots: to check {rows:,} rows means to read {read:,}"
 
 
 def max_shard_rows(summaries: Sequence[RangeSummary]) -> int:
@@ -175,9 +175,9 @@ def _spans_by_stream(summaries: Sequence[RangeSummary], name: str) -> dict[Strea
 
 
 def _increasing_chain(spans: _Spans) -> _Spans:
-    """The longest chain of spans whose first sequence numbers grow.
+    """The longest subsequence of spans whose first sequence numbers grow.
 
-    It leaves out stray sequence numbers, so that they do not cut a shard.
+    It leaves out sequence numbers that do not fit, so that they do not become edges of shards.
     """
     ends: list[int] = []  # for each length, the last span of the chain that ends lowest
     before: list[int] = []
@@ -252,7 +252,7 @@ def check_shards(
         if len(chosen) < len(suspect) and verdict.status is not Status.VIOLATED:
             # A violation stands regardless of other messages; any other verdict would need all of them.
             total = sum(findings[number].rows for number in suspect)
-            why = f"the suspect message shards have {total:,} rows, more than the {max_suspect_rows:,} rows checked"
+            why = f"the suspect message shards have {total:,} rows, but at most {max_suspect_rows:,} can be checked"
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, why), figures=verdict.figures)
         verdicts[name] = verdict
     return verdicts

@@ -39,7 +39,7 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
 GRACE_DELAYS = 4
-"""How many delays later two groups may still answer messages in transit, once neither may send to the other."""
+"""For this many delays after two groups may no longer send to each other, members still answer messages in transit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _validity(run: _MulticastRun, due_ns: int) -> Verdict:
 
 
 def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
-    """Check uniform agreement: when one member delivers a message, every correct destination then present must too."""
+    """Check uniform agreement: a message that any member delivers is delivered by all correct destinations present."""
     deliveries, delivered = run.deliveries, run.delivered_codes
     order = np.lexsort((deliveries.real_ns, delivered))
     codes, first = np.unique(delivered[order], return_index=True)
@@ -143,7 +143,7 @@ def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
 
 
 class _DestinationFilter:
-    """A mask of the messages addressed to a member. A message without a recorded send is addressed to no member."""
+    """Finds the messages addressed to a member. A message without a recorded send is addressed to no member."""
 
     def __init__(self, destination_sets: tuple[tuple[int, ...], ...], set_numbers: Ints) -> None:
         self._destination_sets, self._set_numbers = destination_sets, set_numbers
@@ -206,8 +206,10 @@ class _TopologyHistory:
                 self._record(int(events.member[row]), when, frozenset(events.talk_lists[talks]))
 
     def _possible_neighbours(self, member: int) -> frozenset[str]:
-        """All neighbours that a new incarnation may have: it starts with the declared topology, and replays all later
-        changes until it has read its log."""
+        """All groups with which a restarted member may exchange datagrams while it reads its log.
+
+        It starts with the declared topology and repeats all later changes.
+        """
         home = self._topology.groups[self._topology.group_of(member)]
         return frozenset(group for peer in home for talks in self._neighbours_since[peer][1] for group in talks)
 
@@ -223,8 +225,8 @@ class _TopologyHistory:
     def related(self, sender: int, receiver: int, from_ns: int, to_ns: int) -> bool:
         """Whether one of the two members regards their groups as related at some time from `from_ns` to `to_ns`.
 
-        Groups are related if one may send to the other. Any other member of these groups that restarted after a crash
-        counts too, because it starts with the old topology and members answer a whole group.
+        Groups are related if one may send to the other. Other members of these groups count too if they restarted after
+        a crash: such a member starts with the old topology, and members answer its whole group.
         """
         one, other = self._topology.group_of(sender), self._topology.group_of(receiver)
         returned = [member for member, at in self._first_crash_ns.items() if at <= to_ns]
@@ -246,10 +248,10 @@ def genuineness_over_time(
 ) -> Verdict:
     """Check, for a topology that changes, that only related groups exchange datagrams.
 
-    Two groups are related if one of them may send to the other. At the time of sending, or just before, the sender or
-    the receiver must have regarded their groups as related. `send_times_ns` has the times of sending, by sender and
-    receiver. After two groups are no longer related, messages in transit are still answered: after some delays, or when
-    a member that paused for at most `max_pause_ns` resumes.
+    Two groups are related if one of them may send to the other. `send_times_ns` has the times at which datagrams were
+    sent, by sender and receiver. At that time, or a little earlier, the sender or the receiver must have known the two
+    groups as related. "A little earlier" is some network delays plus `max_pause_ns`, the longest pause of a member:
+    members still answer messages that were in transit when the topology changed.
     """
     grace_ns = max_pause_ns + GRACE_DELAYS * (trace.meta.delta_ns + trace.meta.gamma_ns)
     talks, wrong = _TopologyHistory(topology, trace), []
@@ -279,7 +281,7 @@ def genuineness_over_time(
 def genuineness(topology: Topology, datagram_counts: Mapping[tuple[int, int], int]) -> Verdict:
     """Check that two groups exchange datagrams only if one of them may send to the other.
 
-    `datagram_counts` is by sender and receiver; receiver 0 means all members.
+    `datagram_counts` has the number of datagrams by (sender, receiver); receiver 0 stands for all members.
     """
     wrong = []
     for sender, receiver in sorted(datagram_counts):

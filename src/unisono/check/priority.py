@@ -1,11 +1,11 @@
 """Promises of the priority order (paper 004): view-atomic multicast (§3.2) and priority accounting (its property P2).
 
-View atomicity: two members that both move from a view to the next have received the same messages in it. The check uses
-message rows with a view, and the VIEW rows that list members with their incarnations. In the priority order a message
-is received before it is queued, and may be consumed in a later view, so RECEIVE rows count; in other orders DELIVER
-rows count. Beyond the definition, the check requires one sequence of views; that each message belongs to one view,
-comes from a member of that view and arrives before the next view is installed; and that a member that moves on has
-received all messages that it sent in the view it leaves.
+View atomicity: two members that both move from a view to the next have received the same messages in it. The check
+compares RECEIVE rows in the priority order, where a message may be consumed in a later view than it was received, and
+DELIVER rows in other orders. It also checks more than the definition says:
+- all members install one sequence of views;
+- each message belongs to one view, comes from a member of that view and arrives before the next view is installed;
+- a member that moves to the next view has received all messages that it sent itself in the view it leaves.
 
 Priority accounting: a message h overtakes every less urgent message l that no member had consumed yet. The paper states
 this twice (erratum 004-6). In words: h comes before l if no process had delivered l when it received h. In equation
@@ -14,10 +14,11 @@ the check uses the first, and a witness says whether it breaks both.
 
 All members consume one sequence, so the messages that a member had consumed when it received h form a prefix of it.
 Let R(h) be the longest of these prefixes over all members. Then P2 in words is: between R(h) and h there is no message
-of lower priority. A member that never received h counts with all that it consumed. Crashed members count in the
-premise, since l may have been consumed there, but not in the conclusion (erratum 004-5). If a member was killed and the
-end of its log is lost, its consumption at its last receptions is unknown, and those messages are not checked. If a log
-lacks deliveries, or a reception has no count of the messages consumed before it, the verdict is unknown.
+of lower priority. For a member that never received h, the prefix is all that it consumed. Crashed members count for
+R(h), because they may have consumed l, but their own deliveries are not checked (erratum 004-5). If a member was killed
+and the end of its log is lost, it is unknown how much it had consumed at its last receptions, and those messages are
+not checked. If a log lacks deliveries, or a reception has no count of the messages consumed before it, the verdict is
+unknown.
 
 Runs that are too long to be read at once are checked by `check.priority_ranges`.
 """
@@ -81,7 +82,7 @@ def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: 
 def check_same_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
-    """Report members that moved to the next view with other messages than the others, or without their own messages."""
+    """Report members that moved to the next view without a message that another member received, or that they sent."""
     for run_id, own_views in installed.items():
         for view in own_views:
             if view + 1 not in own_views:
@@ -341,9 +342,9 @@ def _check_member(
 
 
 def _may_have_consumed(other: ConsumptionLog, member: ConsumptionLog, message: MessageId) -> bool:
-    """Whether `other`, which crashed and whose log lacks its end, may have received the message after its log's end.
+    """Whether `other`, a crashed member whose log lacks its end, may have received the message after that end.
 
-    It may, unless `member` received the message in a view without `other`.
+    It cannot if its log shows that it received the message, or if `member` received the message in a view without it.
     """
     if message in other.received_step:
         return False

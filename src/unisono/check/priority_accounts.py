@@ -1,9 +1,9 @@
 """Priority accounting and latency of a long run, from its windows (`check.priority_windows`).
 
 If all members consumed one sequence of slots, the windows decide everything except two cases: messages that no member
-delivered, and messages that a member received but did not deliver before it ended. For these it is known between which
-slots the member must not have delivered a less urgent message. The summaries show the first slot with such a message,
-or the range that has it.
+delivered, and messages that a member received but did not deliver before it ended. In these cases the member must not
+have delivered a less urgent message between two known slots. The summaries of the ranges show whether it did, or which
+range must be read to find out.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ MAX_REREAD_FACTOR = 8
 
 @dataclass(frozen=True, slots=True)
 class PriorityWindow:
-    """Neighbouring ranges of deliveries, the ranges with the receptions and sends of the delivered messages, and the
-    last slot before the window with a delivery of each priority."""
+    """One window: the messages that were delivered in some neighbouring ranges, and the ranges that have their rows.
+
+    `last_slots_by_priority` has the last slot before the window with a delivery of each priority.
+    """
 
     delivery_ranges: tuple[int, ...]
     reception_ranges: tuple[int, ...]
@@ -78,8 +80,8 @@ def plan_windows(
 ) -> list[PriorityWindow]:
     """Divide the run into windows of neighbouring ranges of slots, such that every delivery is in exactly one window.
 
-    `sequential_run` is the run without diverging logs. Raises `ReadLimitExceeded` if the rows of messages lie too far
-    apart.
+    `sequential_run` is the run without diverging logs. Raises `ReadLimitExceeded` if the rows of single messages are
+    spread over too many ranges.
     """
     range_groups: list[list[int]] = []
     rows = window_rows
@@ -111,7 +113,7 @@ def plan_windows(
     rows = sum(summary.base.rows for summary in run.summaries)
     if read > max_reread_factor * rows:
         raise ReadLimitExceeded(
-            f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
+            f"the rows of messages are scattered over ranges of slots: to check {rows:,} rows means to read {read:,}"
         )
     return found
 
@@ -236,7 +238,7 @@ class _PriorityViolations:
             self.add(BrokenConstraints(1, constraint))
 
     def add_undelivered(self) -> None:
-        """Add the broken constraints of messages that were received but not delivered at any member."""
+        """Add the broken constraints of messages that some member received and no member delivered."""
         undelivered = union(summary.all_received() for summary in self._run.summaries) - self._run.all_delivered
         trace = self._run.with_member_events(self._run.rows_of_messages(undelivered, EventKind.RECEIVE))
         priority, _ = priorities_and_arrivals(trace)
@@ -333,7 +335,7 @@ def _accounting_verdict(
     findings: Sequence[WindowFinding],
     unread_reason: str,
 ) -> Verdict:
-    """The verdict of `priority_accounting`, from windows if they can decide it.
+    """The verdict of `priority_accounting`: from the windows if they can decide it, else from the whole run.
 
     `unread_reason` says why no window was read.
     """

@@ -6,13 +6,13 @@ What each promise needs from the other ranges:
 - Integrity: the set of all messages sent; delivered messages outside it are checked on their own.
 - FIFO: for each log, sender and priority, the first and the last delivered sequence number.
 - Priority accounting (P2 of paper 004): how far each member had consumed when it received a message. While all logs
-  follow one sequence of slots, that is a slot. A window of some ranges (`check.priority_windows`) then needs from other
-  ranges only the receptions of its messages and the last slot of each priority. Few messages wait across an edge, since
-  senders have limited windows. If the logs do not follow one sequence, P2 is checked on the whole run, and is unknown
-  if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is
-  checked, and a diverging log counts up to the point where it diverges; this misses no violation.
+  follow one sequence of slots, a slot says that. A window of some ranges (`check.priority_windows`) then needs from
+  other ranges only the receptions of its messages and the last slot of each priority. If the logs do not follow one
+  sequence, the whole run is checked at once; the verdict is unknown if it is too long for that. If only logs of crashed
+  or excluded members diverge, the sequence of the others is checked, and a diverging log counts up to the point where
+  it diverges. This misses no violation.
 - View atomicity: the messages that each member received in each view, over all ranges.
-- Gap freedom: undelivered messages, messages where a log leaves the sequence, and each member's last delivery.
+- Gap freedom: the undelivered messages, the messages at which a log diverges, and each member's last delivery.
 - Latency: the sends of a window's messages.
 
 All rows of suspect messages are gathered and checked by the checkers of a whole run, so witnesses are the same.
@@ -95,7 +95,7 @@ class PriorityRun:
 
     @cached_property
     def excused(self) -> set[MemberRunId]:
-        """The member runs whose deliveries oblige no other member."""
+        """The member runs that crashed or were excluded; others need not deliver what these delivered."""
         return excused_members(self.member_events)
 
     @cached_property
@@ -124,7 +124,7 @@ class PriorityRun:
 
     @cached_property
     def interleaved_ranges(self) -> set[int]:
-        """The ranges of slots between which a log alternates, or that deliver a message of another range again."""
+        """The ranges of slots between which a log alternates, or several of which have deliveries of one message."""
         found: set[int] = set()
         for spans in self.spans_by_run.values():
             across = overlapping([(number, span.first_index, span.last_index) for number, span in spans])
@@ -166,7 +166,7 @@ class PriorityRun:
         }
 
     def without_diverging_logs(self) -> PriorityRun:
-        """This run, with each diverging log (one member's deliveries) cut off before it differs."""
+        """This run without the deliveries of diverging logs, from the first range on in which a log diverges."""
         first = min(self.irregular_ranges, default=0)
         numbers = sorted({n for run_id in self.diverging_logs for n, _ in self.spans_by_run[run_id] if n >= first})
         new_summaries = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
@@ -177,7 +177,8 @@ class PriorityRun:
         rows = len(wanted) * len(kinds) * len(self.logs)
         if rows > self.max_suspect_rows:
             raise ReadLimitExceeded(
-                f"{len(wanted):,} suspect messages may have {rows:,} rows; only {self.max_suspect_rows:,} are checked"
+                f"{len(wanted):,} suspect messages may have {rows:,} rows, but at most "
+                f"{self.max_suspect_rows:,} can be checked"
             )
         if not wanted:
             return concatenated([])
@@ -199,7 +200,7 @@ class PriorityRun:
         chosen = sorted(numbers)
         rows = sum(self.summaries[number].base.rows for number in chosen)
         if rows > self.max_suspect_rows:
-            raise ReadLimitExceeded(f"{rows:,} rows are suspect, more than the {self.max_suspect_rows:,} rows checked")
+            raise ReadLimitExceeded(f"{rows:,} rows are suspect, but at most {self.max_suspect_rows:,} can be checked")
         return self.with_member_events(self.load_ranges(chosen).of_kind(*kinds))
 
 

@@ -1,6 +1,6 @@
 """The summary of one range of slots of a run of the priority order: which messages have rows in it.
 
-The slot of a delivery or queue step is the message's number in the agreed order; the slot of a send follows its time.
+The slot of a delivery or queue step is the message's number in the agreed order; a send has the slot of its time.
 So a message's rows lie in several ranges, and each summary says which messages it has. Members send, receive and
 consume nearly in sequence, so sets of messages are stored as ranges of sequence numbers (`model.message_set`).
 """

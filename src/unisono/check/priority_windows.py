@@ -74,7 +74,7 @@ class OvertakingConstraint:
 
 @dataclass(frozen=True, slots=True)
 class BrokenConstraints:
-    """How many messages a member delivered too late, after a less urgent one, and the smallest of these messages."""
+    """How many messages a member delivered only after a less urgent one; `first` is for the smallest message id."""
 
     count: int
     first: OvertakingConstraint
@@ -162,7 +162,7 @@ class _LogResult:
 
 
 def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _LogResult:
-    """Check one member; `last_lower` has, for each message, the last earlier slot with a less urgent message."""
+    """Check the deliveries of one member. `last_lower` is the result of `_WindowMessages.last_lower`."""
     log = window.logs[log_number]
     decidable, delivered = window.decidable(log_number), window.delivered_by(log)
     since = np.maximum(window.consumed_up_to(log, delivered), log.begin_slot)
@@ -180,7 +180,7 @@ def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _L
 
 
 class _WindowMessages:
-    """The messages of a window by slot, with each member's consumption when it received them."""
+    """The messages of a window by slot, with how far each member had consumed when it received them."""
 
     def __init__(self, logs: Sequence[LogFacts], deliveries: Rows, receptions: Rows) -> None:
         self.logs = logs
@@ -250,7 +250,7 @@ class _WindowMessages:
         return result
 
     def decidable(self, log_number: int) -> Mask:
-        """A mask of the messages that a member received and for which every member's consumption is known."""
+        """A mask of the messages that a member received, if it is known how far every member had consumed by then."""
         decidable: Mask = self.received[log_number].copy()
         for other, log in enumerate(self.logs):
             if log.run_id in self.logs[log_number].excluded_since_ns:

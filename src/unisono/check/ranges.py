@@ -48,7 +48,7 @@ class SummarizedRun:
 
 @dataclass(frozen=True, slots=True)
 class _CrossRangeMessages:
-    """Messages whose send and deliveries lie in different ranges, and rows without a counterpart."""
+    """Messages sent in one range and delivered in another, and those of which only a send or deliveries were found."""
 
     sends: Rows
     """Sends of messages that were delivered in another range."""
@@ -62,7 +62,7 @@ class _CrossRangeMessages:
 
 
 def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run; or `only` some of them."""
+    """One verdict per promise, or only for the promises in `only`. They equal those of `check.suite.check_all`."""
     crossing = _cross_range_messages(run)
     events = concatenated([summary.events for summary in run.summaries])
     scrambled = _interleaved_ranges(run.summaries)
@@ -94,8 +94,8 @@ def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Ve
         sound = verdict.status is Status.VIOLATED and verdict.name in SOUND_IN_PARTS
         if cut_short and not sound:
             reason = (
-                f"the suspect ranges of slots have {max(cut_short):,} rows, more than the {run.max_suspect_rows:,} "
-                "rows checked"
+                f"the suspect ranges of slots have {max(cut_short):,} rows, but at most {run.max_suspect_rows:,} "
+                "can be checked"
             )
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, reason), figures=verdict.figures)
         return {verdict.name: verdict}
@@ -142,7 +142,7 @@ def _integrity(run: SummarizedRun, suspect: set[int], load_part: _LoadPart) -> V
 
 
 def _fifo(run: SummarizedRun, load_part: _LoadPart) -> Verdict:
-    """Check FIFO in the suspect ranges. They contain both messages of every inverted pair, as the whole run does."""
+    """Check FIFO in the suspect ranges. These contain both messages of every pair in the wrong order."""
     suspect = {number for number, summary in enumerate(run.summaries) if not summary.in_fifo}
     spans: dict[tuple[int, int, int, int], list[tuple[int, FifoSpan]]] = {}
     for number, summary in enumerate(run.summaries):
@@ -356,7 +356,7 @@ def _cross_range_messages(run: SummarizedRun) -> _CrossRangeMessages:
 def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int]:
     """The ranges that may contain the sends of these deliveries.
 
-    A send is not among its range's unmatched sends if a delivery of the same message in that range matched it.
+    The summaries do not list every send: a send with a delivery in its own range is not in its summary.
     """
     wanted: dict[tuple[int, int], set[int]] = {}
     columns = (deliveries.sender, deliveries.sender_incarnation, deliveries.sequence)

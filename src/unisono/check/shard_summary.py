@@ -1,6 +1,6 @@
 """The summary of one range of slots: enough to show that a run kept its promises, and small for any length of range.
 
-A summary proves a range clean or marks it suspect; it explains nothing. If the summaries of a run do not prove it
+A summary proves a range clean or marks it suspect; it has no witness. If the summaries of a run do not prove it
 clean, the checkers read only the suspect ranges (`check.ranges`). Members almost always deliver the same messages in
 the same order, so `_all_equal` compares columns first; only if they differ does `_by_sorting` sort them.
 """
@@ -196,7 +196,7 @@ def summarize_range(
 
 
 def last_logged_sequences(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], int]:
-    """The last sequence number that each sender logged."""
+    """For each sender, the sequence number of its last message that is recorded as sent."""
     found: dict[tuple[int, int], int] = {}
     for span in (span for summary in summaries for span in summary.sends):
         stream_id = (span.sender, span.incarnation)
@@ -372,7 +372,10 @@ def _by_sorting(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict
 
 
 def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
-    """Whether each log has each sender's messages of one priority in order, and their spans; logs are by index."""
+    """Whether each log has the messages of each sender and priority in order, and their spans.
+
+    The rows of each log must be sorted by index.
+    """
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
     number = packed(deliveries.sender_incarnation, deliveries.sequence)

@@ -100,7 +100,7 @@ def check_all(
 
 
 def as_unbounded(measured: Verdict) -> Verdict:
-    """A latency verdict for deliveries without a promised bound; a verdict that is unknown keeps its reason."""
+    """The latency verdict with the reason "no bound is promised", unless it already has a reason."""
     if measured.reason:
         return measured
     return replace(measured, reason="no bound is promised", token=Reason.NO_BOUND)

@@ -1,8 +1,8 @@
 """Total order (paper 000, Definitions 1 and 2) and FIFO: two members deliver the messages they share in the same order.
 
 Three conditions imply that any two members agree on all messages that they share, gaps included:
-1. at each member the delivery index is dense and the key strictly increases;
-2. across members, key -> message is a function;
+1. at each member the delivery indices have no gaps, and the keys strictly increase;
+2. across members, each key belongs to one message;
 3. in the merged sequence of keys, each sender's sequence numbers strictly increase. Checking this per member is not
    enough: it would miss a message moved to a key at which the other members have gaps.
 
@@ -161,7 +161,7 @@ def total_order(trace: Trace) -> Verdict:
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
-    """Why the keys (slot, place) are not in order; None if only repeated or FIFO-inverted messages cause it."""
+    """The verdict if keys (slot, place) are out of order; None if only repeated or FIFO-inverted messages cause it."""
     (message,) = message_codes(deliveries)
     _, firsts = np.unique(packed(log_codes(deliveries), message), return_index=True)
     rows = deliveries.select(np.sort(firsts))
@@ -196,10 +196,10 @@ class _Disagreement:
 
 
 def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -> _Disagreement | None:
-    """Two messages that two members deliver in different orders; the earliest such pair in a member's log.
+    """The first two messages that two members deliver in different orders; None if no two members disagree.
 
-    Take the messages that p shares with q, in p's order. The first descent of q's positions is the first message that
-    q delivered before its predecessor, so no earlier message of p is in a disagreement with q.
+    For members p and q, take the messages that both delivered, in p's order. The two members disagree first where q
+    delivered a message before the one that precedes it in this list.
     """
     at = np.full((len(logs), messages), -1, dtype=np.int64)
     for number, log in enumerate(logs):
@@ -250,7 +250,7 @@ def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
 
 
 def _key_contradiction(rows: Rows) -> Witness | None:
-    """The first contradiction among the keys (slot, place) of first deliveries, or None."""
+    """The witness for keys (slot, place) that contradict each other; None if none do. No delivery may be repeated."""
     log, key = log_codes(rows), key_codes(rows)
     (message,) = message_codes(rows)
     falls = np.flatnonzero((np.diff(key) <= 0) & ~group_starts(log)[1:])
@@ -288,7 +288,7 @@ def _key_text(rows: Rows, row: int) -> str:
 
 
 def duplicate_index_reason(deliveries: Rows) -> str | None:
-    """A text about two deliveries of a log that have the same index; None if there are none."""
+    """Why a verdict is unknown if two deliveries of a log have the same index; None if no log has such deliveries."""
     same = np.flatnonzero((np.diff(deliveries.index) == 0) & ~group_starts(log_codes(deliveries))[1:])
     if len(same) == 0:
         return None

@@ -288,7 +288,7 @@ def _loss_toml(options: argparse.Namespace) -> str:
         except ValueError:
             raise InvalidOption("--degrade", f"expected LOSS@TIME such as 0.2@4s, not {options.degrade!r}") from None
         if not at or not 0 < shares[1][0] < options.seconds * NS_PER_S:
-            raise InvalidOption("--degrade", f"expected LOSS@TIME with a time within the run, not {options.degrade!r}")
+            raise InvalidOption("--degrade", f"expected LOSS@TIME with a TIME during the run, not {options.degrade!r}")
     for option, (_, share) in zip(("--loss", "--degrade"), shares, strict=False):
         if not 0 <= share <= 1:
             raise InvalidOption(option, f"expected the share of lost datagrams, a number from 0 to 1, not {share}")

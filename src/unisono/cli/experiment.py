@@ -105,7 +105,7 @@ def _processes(options: argparse.Namespace) -> int | None:
     if options.master not in ("none", LOCAL_MASTER):
         raise InvalidOption(
             "--processes",
-            f"this runs without Spark, which contradicts --master {options.master}; give only one",
+            f"cannot be used with --master {options.master}, because it runs without Spark; give only one of them",
         )
     return asked
 

@@ -116,7 +116,9 @@ def run(options: argparse.Namespace) -> int:
     slas = parse_slas(text, source)
     if options.window is not None and (options.window <= 0 or options.window % slas.collect_interval_ns):
         raise InvalidOption(
-            "--window", f"expected a multiple of `collect`, {duration_text(slas.collect_interval_ns)} in {source}"
+            "--window",
+            f"expected a multiple of `collect`, {duration_text(slas.collect_interval_ns)} in {source}, not "
+            f"{duration_text(options.window)}",
         )
     if options.seconds is not None and options.seconds <= 0:
         raise InvalidOption("--seconds", f"expected more than 0, not {options.seconds:g}")
@@ -143,7 +145,8 @@ def _reporter_process(options: argparse.Namespace, slas: tuple[str, str]) -> Rep
     text, source = read_text(options.join), str(options.join)
     scenario = parse_scenario(text, source)
     if not isinstance(peers, dict) or set(peers) != set(scenario.members):
-        raise InvalidOption("--peers", f"expected the addresses of the members {list(scenario.members)} of {source}")
+        problem = f"expected the addresses of the members {list(scenario.members)} of {source}, not {options.peers!r}"
+        raise InvalidOption("--peers", problem)
     if options.id not in peers:
         raise InvalidOption("--id", f"expected one of the members {sorted(peers)} in --peers, not {options.id}")
     on_status = None if options.json else lambda text: print(f"unisono monitor: {text}", file=sys.stderr)

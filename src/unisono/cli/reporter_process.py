@@ -37,7 +37,7 @@ class ReporterProcess:
         *,
         on_status: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_status` gets a text when the reporter has joined the group, and when the group excluded it."""
+        """`on_status` is called with a text when the reporter has joined the group, and when the group excluded it."""
         self.group = group
         addresses = {number: address.rpartition(":")[::2] for number, address in peers.items()}
         self._setup = {"scenario": scenario, "slas": slas, "member": member, "peers": addresses}

@@ -64,11 +64,11 @@ class GradedReplica:
         """By awaited message: the members from which that message was delivered finally."""
 
     def is_final_from(self, message: bytes, members: AbstractSet[int]) -> bool:
-        """Whether all early deliveries are final, and each of these members' messages with this content is final."""
+        """Whether no early delivery waits to become final, and this message is final from each of these members."""
         return self.replica.pending == 0 and self._final_from[message] >= members
 
     def apply(self, batch: Batch) -> None:
-        """Run delivered messages on the replica, early or final as their grade says."""
+        """Apply delivered messages to the replica, early or final as their grade says."""
         final = batch.grade is Grade.FINAL
         key = b"%d" % batch.sender
         for number, message in enumerate(batch.messages, batch.first_sequence):
@@ -375,7 +375,7 @@ class ScenarioMember:
             self._sent += 1
 
     async def _wait_for_expected_members(self, group: Group) -> None:
-        """Send roll calls until those of all expected members show that all of them hear each other."""
+        """Send roll calls, which list the members heard so far, until all expected members have heard each other."""
         give_up_at = time.monotonic() + GATHER_TIMEOUT_S
         while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
             if time.monotonic() > give_up_at:
@@ -426,7 +426,7 @@ class ScenarioMember:
 
 
 def staying_members(scenario: Scenario) -> frozenset[int]:
-    """The members that run to the end of the scenario and send a goodbye: all that do not end by a crash or a leave."""
+    """The members that run to the end of the scenario and send a goodbye: all that neither crash nor leave for good."""
     crashes = [fault for fault in scenario.faults if isinstance(fault, Crash)]
     ends = [*crashes, *(step for step in scenario.steps if isinstance(step, Leave | Restart))]
     last = {end.member: end for end in sorted(ends, key=lambda end: end.at_ns)}
@@ -436,10 +436,10 @@ def staying_members(scenario: Scenario) -> frozenset[int]:
 def timeline(
     scenario: Scenario, member: int, rng: RandomSource, start_delay_ns: int = 0
 ) -> list[tuple[int, tuple[int, ...] | PlannedRateChange | PlannedSlotChange | Leave]]:
-    """The steps of a member. Each has its time after the member's start, which is `start_delay_ns` after the group's.
+    """The steps of a member, each with its time since the member's start.
 
-    The steps are sends of these sizes, changes of rate or slot, and leaving. Steps before the start belong to an
-    earlier incarnation.
+    A step is a tuple of sizes of messages to send, a change of rate or slot length, or leaving. The member starts
+    `start_delay_ns` after the group; earlier steps belong to an earlier incarnation and are left out.
     """
     workload: Workload = scenario.workloads[member]
     sends: ScheduledSends = scheduled_sends(workload, rng)

@@ -108,10 +108,7 @@ class ClusterReport:
 
     @property
     def verdict(self) -> Status:
-        """The verdict on the order. Late deliveries are counted but do not violate it.
-
-        The bound depends on Δ, a property of the machine, which other programs use too.
-        """
+        """The verdict on the order. Late deliveries do not count: other programs on this machine can cause them."""
         order_checks = {name: verdict for name, verdict in self.verdicts.items() if check_name(name) in ORDER_CHECKS}
         return overall(order_checks)
 
@@ -127,8 +124,8 @@ class ClusterReport:
     def missing(self) -> int | None:
         """The number of gaps: messages that a member skipped and another delivered, in slots in which both took part.
 
-        Only the last incarnation of each member counts, and killed members do not. None for gap-free orders, where a
-        checker decides.
+        Only the last incarnation of each member counts, and killed members do not. None for orders
+        that promise no gaps, where a checker decides.
         """
         if self.trace.meta.reliable:
             return None
@@ -288,7 +285,7 @@ def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports:
 
 
 def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
-    """The first slot in which all of these members took part in their last incarnations, and the end (exclusive)."""
+    """The slots in which all of these members took part in their last incarnations: first slot, and end (exclusive)."""
     first, end = 0, int(trace.slot.max(initial=0)) + 1
     for member in members:
         runs = [run for (run_member, _), run in member_runs(trace).items() if run_member == member and run.started]
@@ -300,7 +297,7 @@ def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
 def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
     """The messages that a member delivered in its last incarnation, by number.
 
-    For early deliveries the number is the row, for final ones the position in the final order.
+    Early deliveries are numbered from 0. Final deliveries have their numbers in the final order.
     """
     rows = trace.with_grade(grade).deliveries()
     incarnation = rows.recorder_incarnation[rows.member == member].max(initial=-1)

@@ -12,9 +12,9 @@ from unisono.model.units import NS_PER_S
 
 
 def refuse_unsupported(scenario: Scenario) -> None:
-    """Raise InvalidOption for several groups, and if the order would wait forever.
+    """Raise InvalidOption if real processes cannot run the scenario.
 
-    An order may wait forever for a lost message, or for a crashed or late member.
+    They cannot if it has several groups, or if its order would wait forever for a lost message or an absent member.
     """
     if scenario.multigroup is not None:
         raise InvalidOption(
@@ -34,7 +34,7 @@ def refuse_unsupported(scenario: Scenario) -> None:
     for kind, word in ((Crash, "crash (--kill)"), (Partition, "partition")):
         if not scenario.failures and any(isinstance(fault, kind) for fault in scenario.faults):
             raise InvalidOption(
-                word, f"the order {scenario.order} waits forever for a crashed member; {_failures_hint(scenario.order)}"
+                word, f"the order {scenario.order} waits forever for an absent member; {_failures_hint(scenario.order)}"
             )
 
 

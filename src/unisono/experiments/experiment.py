@@ -29,8 +29,8 @@ BLOCK_RUNS = 500
 class Tally:
     """The totals of many runs of one point.
 
-    By name of a measured value: its sum and its sum of squares. By name of a curve: for each position on the curve, how
-    many runs reached it.
+    `sums` and `squares` have the sum and the sum of squares of each measured value, by name. `hits` has for each curve
+    how many runs reached each position on it.
     """
 
     runs: int = 0

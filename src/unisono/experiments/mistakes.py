@@ -107,7 +107,7 @@ WINDOWS = tuple(f"{window}ms" for window in range(1, 9))
 
 
 def draw_mistakes(figure: Figure, rows: Sequence[Row]) -> None:
-    """Draw the share of mistakes over the window, one panel per delay distribution and one line per Γ."""
+    """Plot the share of mistakes against the window length: a panel per delay distribution, a line per Γ."""
     figure.set_size_inches(10, 6.5)
     panels = figure.subplots(2, len(DELAYS))
     for column, delay in enumerate(DELAYS):

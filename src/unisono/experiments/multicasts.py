@@ -104,9 +104,9 @@ def broadcast_columns(tally: Tally) -> Row:
 
 
 def share_at(tally: Tally, curve: str, grid_index: int, z: float = Z) -> Interval:
-    """The share of runs that a curve counts at one position of its grid, with its confidence interval.
+    """The share of runs that reached one position of a curve, with its confidence interval.
 
-    The curve "u given" counts from one given process, so only the runs that reached that process count.
+    The curve "u given" measures times from one given process, so only runs that reached this process count.
     """
     count = tally.hits["given"][0] if curve == "u given" else tally.runs
     return share_interval(count, tally.hits[curve][grid_index], z)

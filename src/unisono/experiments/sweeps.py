@@ -117,7 +117,7 @@ def read_sweep(text: str, where: str = "the sweep") -> Experiment:
             scenario = to_toml(with_parameters(tables, point))
         except (LookupError, ValueError, TypeError, AttributeError):
             raise InvalidOption(
-                where, f"sweep.over: {', '.join(point)}: one of these paths does not exist in the scenario"
+                where, f"sweep.over: one of the paths {', '.join(point)} does not exist in the scenario"
             ) from None
         parse_scenario(scenario, where)
     return sweep(name, str(about.get("title", name)), shows, to_toml(tables), points, runs=runs, source=text)

@@ -79,7 +79,7 @@ def broadcast_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 
 def _lag_behind_heuristic(parameters: Point, tally: Tally, points: Sequence[tuple[Point, Tally]]) -> Row:
-    """How far the point's curve of u_S is below that of the published heuristic at most, and the 95 % margin of that.
+    """How far u_S of this point falls behind that of the published heuristic at most, with its 95 % margin.
 
     Empty for the heuristic itself.
     """

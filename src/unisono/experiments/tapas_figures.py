@@ -90,7 +90,8 @@ def absolute_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 def relative_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
     """The rows with u_S at each S in GRID.
 
-    S counts from the first receiver; without a crash there are also rows in which it counts from a given process.
+    S is the time since the first receiver got the message. Points without a crash also have rows in which S is the time
+    since a given process got it.
     """
     rows: list[Row] = []
     for parameters, tally in points:

@@ -1,8 +1,8 @@
 """Delay models, histograms, and random numbers from a seed.
 
-A delay model says how long datagrams take, as a distribution with samples and quantiles. A hard bound Δ is a quantile
-of it, so papers that use bounds and papers that use probabilities share one model. A sample inverts the distribution
-function at one random number, so the same stream gives the same delays on every Python version.
+A delay model is a probability distribution of the time that datagrams take. It serves both kinds of papers: a largest
+delay Δ is a quantile of it, and probabilities follow from its distribution function. One random number gives one
+sample, so the same stream of random numbers gives the same delays on every Python version.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bucket_middle(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of integers, in buckets that are at most 1/32 of their values wide.
+    """Counts integers in buckets. The width of a bucket is at most 1/32 of the values in it.
 
     Negative values, such as delays measured between clocks that differ, count as zero.
     """
@@ -73,8 +73,9 @@ class Histogram:
         self.largest = max(self.largest, other.largest)
 
     def merge_pairs(self, pairs: Iterable[tuple[int, int]], largest: int) -> None:
-        """Add another histogram's counts to this one: `pairs` is what its `to_pairs()` returned, `largest` its largest
-        value.
+        """Add the counts of another histogram: `pairs` is what its `to_pairs()` returned.
+
+        `largest` is its largest value.
         """
         counts, total = self.counts, self.total
         for bucket, times in pairs:
@@ -84,7 +85,7 @@ class Histogram:
         self.largest = max(self.largest, largest)
 
     def quantile(self, q: float) -> int:
-        """The value at or below which a share `q` of the counted values lies. It is too high by at most 1/32."""
+        """The value at or below which a share `q` of the counted values lies, at most 1/32 too high."""
         rank, seen = q * self.total, 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -93,7 +94,7 @@ class Histogram:
         return self.largest
 
     def mean(self) -> float:
-        """The mean of the counted values. It is too high by at most 1/32; 0 if nothing was counted."""
+        """The mean of the counted values, at most 1/32 too high; 0 if nothing was counted."""
         if not self.total:
             return 0.0
         return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
@@ -322,8 +323,8 @@ class EmpiricalDelay:
 class TruncatedDelay:
     """Another delay model without its delays above `limit_ns`: a sample above the limit is drawn again.
 
-    If fewer than half of the samples are within the limit, `sample` inverts the model's distribution function once, at
-    u · cdf(limit), which has the same distribution.
+    If fewer than half of the samples are within the limit, this would take too long. Then `sample` draws one number u
+    from [0, 1) and returns the model's quantile at u · cdf(limit), which has the same distribution.
     """
 
     model: DelayModel
@@ -336,7 +337,7 @@ class TruncatedDelay:
         if self.cdf_at_limit <= 0:
             limit = duration_text(self.limit_ns)
             raise InvalidOption(
-                "delay", f"all delays of {self.model.text()} are longer than {limit}, the network's largest delay"
+                "delay", f"expected delays of at most Δ = {limit}, but all delays of {self.model.text()} are longer"
             )
 
     def sample(self, rng: RandomSource) -> int:

@@ -142,7 +142,7 @@ class ViewChange:
     """The group has the members of `view` from slot `view.first_slot` on. The event comes between two slots.
 
     Without failures, all members report it at the same point of the order. With failures, each member detects departed
-    members by itself.
+    members by itself, so that point may differ.
     """
 
     view: View
@@ -414,7 +414,7 @@ class LeaveComplete:
 class Gap:
     """This member skips the rest of the messages of `sender` in `slot`: they were lost, or the sender failed.
 
-    For the trace only, not for the application: the skipped part may be empty.
+    The trace records this event. The application does not get it, because the skipped part may be empty.
     """
 
     sender: int
@@ -448,7 +448,7 @@ StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice |
 
 
 class RemainingMessages:
-    """Messages of a batch that are already unpacked, with the interface of `PackedMessages`."""
+    """The remaining messages of a batch, already unpacked. The interface is that of `PackedMessages`."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
@@ -473,7 +473,7 @@ class RemainingMessages:
 
 
 def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
-    """The part of a batch that consists of its last `deliveries`."""
+    """A batch of only these `deliveries`, which are the last ones of `batch`."""
     delivered = batch.count - len(deliveries)
     return replace(
         batch,

@@ -27,7 +27,7 @@ class RelativeRequirement:
     """The requirement that, with probability U, all others have a message at most S after one receiver has it.
 
     `success` is U and `within_ns` is S (paper 002 §3.1, B.1). `loss` and `delay` describe one datagram to one receiver.
-    The exact adaptive time-out needs all four.
+    Receivers need all four values to lengthen ω exactly (`Redundancy.adaptive` = "exact").
     """
 
     success: float
@@ -57,8 +57,8 @@ class Redundancy:
     `adaptive` says how a receiver lengthens ω. "none": not at all. "exact": by equations (9) to (11) of paper 002,
     which needs `relative`. "heuristic": as in paper 002, appendix B.2. "counting": as "heuristic", but a receiver that
     knows of ρ+2 broadcasts makes none itself.
-    With `last_copy`, a process whose first copy is copy ρ broadcasts it once more unless another process does (erratum
-    002-3). The default for `last_copy` is true with uniform delivery and false otherwise.
+    With `last_copy`, a process that receives the last copy, copy ρ, as its first one broadcasts it once more unless
+    another process does (erratum 002-3). The default for `last_copy` is true with uniform delivery and false otherwise.
     """
 
     rho: int
@@ -85,8 +85,9 @@ class Redundancy:
             )
 
     def longest_wait_ns(self) -> int:
-        """The longest time that a process waits before it broadcasts: η, the longest finite ω, and ζ, which is at most
-        η.
+        """The longest time that a process waits before it broadcasts.
+
+        It is the sum of η, the longest finite ω, and the longest ζ, which is η.
         """
         if self.adaptive in ("heuristic", "counting"):
             return 2 * self.eta_ns + self.omega_ns + max(self.rho, 1) * self.eta_ns
@@ -98,7 +99,7 @@ class Redundancy:
         """How long after its first broadcast a message can still be in flight, if no copy takes longer than Δ.
 
         A process broadcasts each copy number at most once, so there are at most n(ρ+1) broadcasts. If none has happened
-        for the longest wait plus Δ, every copy has arrived and every timer has expired, so no further one follows.
+        for the longest wait plus Δ, every copy has arrived and every timer has expired, so no broadcast follows.
         """
         return members * (self.rho + 1) * (self.longest_wait_ns() + delta_ns) + delta_ns
 
@@ -128,9 +129,9 @@ def _checked_alpha(alpha: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Values of adaptable settings that a member requests or that the group uses.
+    """The values of adaptable settings that a member requests, or that the group uses.
 
-    None: the setting is not requested.
+    None means that the setting is not requested.
     """
 
     redundancy: tuple[int, int, int] | None = None
@@ -304,8 +305,9 @@ class Policy(OrderSettings):
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The members that this member exchanges datagrams with: all others or, with a topology, those of related
-        groups.
+        """The members that this member exchanges datagrams with: all others.
+
+        With a topology, only those of its own group and of the groups that it may send to or receive from.
         """
         members = self.view.members
         if self.multigroup is not None:
@@ -315,9 +317,9 @@ class Policy(OrderSettings):
 
     @property
     def copies(self) -> int:
-        """How many times in a row a message that must arrive is sent (paper 000 §7).
+        """How many times in a row a member sends a message that must arrive (paper 000 §7).
 
-        One more than may be lost in a row: x losses, or the a of b that forward error correction repairs.
+        This is one more than the datagrams that may be lost in a row: `loss_burst`, or the a of `fec`.
         """
         return 1 + max(self.loss_burst, 0 if self.fec is None else self.fec[0])
 

@@ -127,7 +127,7 @@ class PlannedTopologyChange:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A planned step: a crashed member restarts, as a new incarnation with no state."""
+    """A planned step: a crashed member restarts as a new incarnation. Only its stable storage, if any, survives."""
 
     member: int
     at_ns: int
@@ -201,7 +201,7 @@ class Scenario(OrderSettings):
 
     @property
     def constant_rates(self) -> tuple[tuple[int, float, int], ...]:
-        """For each member (number, average, burst); empty if rates or slot lengths change during the run."""
+        """A tuple (number, average, burst) per member; empty if rates or slot lengths change during the run."""
         if any(isinstance(step, PlannedRateChange | PlannedSlotChange) for step in self.steps):
             return ()
         return tuple((member, float(rate.avg), rate.burst) for member, rate in sorted(self.rates.items()))

@@ -1,8 +1,8 @@
 """Service level agreements: metrics that layers collect about each other, and promises of one layer to another.
 
-At every boundary between layers, both sides measure (paper 002 §2.4). The upper side is the consumer: it collects
-metrics of the provider's service (side `below`). The lower side is the provider: it collects metrics of the consumer's
-usage (side `above`). A side is the application, a layer by its name, or the network.
+At every boundary between two layers, both layers measure (paper 002 §2.4). The upper layer is the consumer: it
+collects metrics of the provider's service (side `below`). The lower layer is the provider: it collects metrics of the
+consumer's usage (side `above`). The application and the network count as layers, too.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ EVERY_LINK = 0
 class MetricRow:
     """One metric at one boundary over one window of the collecting member's clock.
 
-    `value` is the mean of a spread, the share, or the level, from `count` observations. `buckets` are the histogram of
-    a spread, so rows of several windows, links or members can be added up exactly.
+    `value` comes from `count` observations. Depending on the metric's `Shape`, it is a share, a level, or the mean of a
+    distribution. `buckets` are the histogram of that distribution, so rows of several windows, links or members can be
+    added up exactly.
     """
 
     layer: str
@@ -129,7 +130,7 @@ class Sla:
     - Spread (latency, delay, size, loss_burst): at least the share `probability` of a window's values is within the
       bound.
     - Share (loss, reordering, held_back): the window's share is not above the bound. A share that is above it by chance
-      is no violation: the observer reports one only if its confidence is at least `probability`.
+      is no violation: the observer reports a violation only with a confidence of at least `probability`.
     - Level (jitter, gamma, silence, rate, burst, bandwidth): a window consists of several
       collecting intervals, each with one value. At least the share `probability` of these values is within the bound.
     """
@@ -277,7 +278,7 @@ def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
 
 
 def verdict_of_fields(fields: Mapping[str, Any]) -> SlaVerdict:
-    """The SLA verdict with these stored fields. Early releases stored kinds with spaces ("system sla")."""
+    """The SLA verdict with these stored fields. Accepts "system sla" too, as early releases stored it."""
     token = str(fields["kind"]).replace(" ", "_")
     names = _COMMON_FIELDS | _VIOLATION_FIELDS if fields["violated"] else _COMMON_FIELDS
     values = {attribute: fields[name] for name, attribute in names.items()}

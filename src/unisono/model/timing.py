@@ -81,7 +81,7 @@ frames."""
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment of the slot schedule: slots of one length, from `first_slot` on, which begins at a clock reading."""
+    """A segment of the slot schedule: slots of length `theta_ns` from `first_slot` on, which begins at `start_ns`."""
 
     first_slot: int
     start_ns: int
@@ -90,7 +90,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrid:
-    """The slot schedule: Δ, Γ, and the slots with all lengths agreed so far. `changes` counts the changes of length."""
+    """The slot schedule of a group: Δ, Γ, and the segments agreed so far. `changes` counts the changes of schedule."""
 
     delta_ns: int
     gamma_ns: int
@@ -188,9 +188,9 @@ class SlotGrid:
         return last.start_ns == before.start_ns + (last.first_slot - before.first_slot) * before.theta_ns
 
     def first_difference(self, other: SlotGrid) -> int | None:
-        """The first slot whose length or number differs, if this slot schedule continues the other one; else None.
+        """The first slot whose length or number differs between the two slot schedules.
 
-        If the two conflict, it is the first slot that either of them changed.
+        This schedule must continue the other one with more changes, or conflict with it; else the result is None.
         """
         if self.conflicts_with(other):
             return min(self.last_segment.first_slot, other.last_segment.first_slot)
@@ -207,12 +207,13 @@ class SlotGrid:
         )
 
     def prevails_over(self, other: SlotGrid, clock_ns: int) -> bool:
-        """Whether this slot schedule wins when members with the two schedules meet: the one with more changes.
+        """Whether this slot schedule wins over the other one when members with the two schedules meet.
 
-        If the two conflict, the earlier change wins: its request comes first in the order, and the members with the
-        other schedule have not delivered that request. After equally many unrelated changes, the schedule with the
-        higher slot numbers wins, so that no member has to wait for its numbers. If the numbers cross at just that
-        moment, two members may decide differently; then they compare again at the next message.
+        If the two conflict, the schedule with the earlier change wins: its request comes first in the order, and the
+        members with the other schedule have not delivered that request. Otherwise the schedule with more changes wins.
+        After equally many changes, the one with the higher slot numbers at `clock_ns` wins, so that no member has to
+        wait for its numbers. If the numbers are just about to become equal, two members may decide differently; then
+        they compare again at the next message.
         """
         if self.conflicts_with(other):
             return (self.last_segment.first_slot, self.last_segment.theta_ns) < (
@@ -228,7 +229,7 @@ class SlotGrid:
 
 
 class Throttle:
-    """Tells new conditions from continuing ones: a condition is new if it was not seen for `quiet_ns`."""
+    """Distinguishes new conditions from continuing ones. A condition is new if it was not seen for `quiet_ns`."""
 
     def __init__(self, quiet_ns: int = NS_PER_S) -> None:
         self._quiet_ns = quiet_ns

@@ -1,7 +1,7 @@
 """The topology of a quasi-genuine order: which group may send to which (paper 003, assumption A1).
 
-The relation may be asymmetric and may have cycles. A group sends to itself only if the topology says so. Two groups
-exchange datagrams only if one of them may send to the other.
+If group A may send to group B, B need not be allowed to send to A. Cycles are allowed. A group sends to itself only if
+the topology says so. Two groups exchange datagrams only if one of them may send to the other.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Topology:
         return tuple(name for name in self.names if self.connected(group, name))
 
     def check_destinations(self, source: str, destinations: Sequence[str]) -> None:
-        """Raise DestinationNotAllowed if the group `source` may not send to all these groups, or if there is none."""
+        """Raise DestinationNotAllowed unless `source` may send to all these groups, and at least one is given."""
         if not destinations:
             raise DestinationNotAllowed(source, (), self.receivers_from(source))
         outside = tuple(name for name in destinations if name not in self.sends[source])

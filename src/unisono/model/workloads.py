@@ -43,7 +43,10 @@ def silent() -> ScheduledSends:
 
 
 def scheduled_sends(workload: Workload, rng: RandomSource) -> ScheduledSends:
-    """The sends of a workload once the group runs; none for a script, whose times count from the start of the run."""
+    """The sends of a workload, timed from when the group runs.
+
+    A script has none here: its times count from the start of the run.
+    """
     sizes = (workload.size_low, workload.size_high)
     match workload.kind:
         case "cbr":

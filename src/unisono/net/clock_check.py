@@ -222,7 +222,7 @@ class ClockCheck:
         self.down.append(control_frame(message, policy.member, policy.incarnation, policy.epoch, sent_ns=now, to=to))
 
     def change_incarnation(self, policy: Policy) -> None:
-        """This member has a new incarnation; later frames carry it."""
+        """Use a new incarnation of this member in all later frames."""
         self._policy = policy
 
     # -- questions ---------------------------------------------------------------------------------------------

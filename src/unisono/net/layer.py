@@ -146,7 +146,7 @@ class Service(ABC):
         return {"ignored": self.ignored.total()}
 
     def _send_numbered(self, now: int, frame: Frame, stamp: bytes = b"") -> None:
-        """Wrap a frame for everyone: this service's header with the next number, the stamp, the frame."""
+        """Wrap a frame for everyone: a header with the next number, the service's own data (`stamp`), and the frame."""
         policy = self._policy
         self.down.append(
             Nested(
@@ -170,7 +170,7 @@ class Service(ABC):
         self._sequence += 1
 
     def _open(self, frame: Nested, stamp_bytes: int = 0) -> Frame | None:
-        """The wrapped frame behind a stamp of this size. An invalid one is counted as ignored and gives None."""
+        """The wrapped frame, which follows a stamp of this size; None if it is invalid, which is counted as ignored."""
         frame.start += stamp_bytes
         inner = self._door.open_nested(frame, frame.sender, frame.incarnation)
         if isinstance(inner, Refusal):
@@ -204,7 +204,7 @@ class SequenceWindow:
         return number < self.floor or number in self.seen
 
     def add(self, number: int, lost_at: int) -> list[int]:
-        """Record a number that was not known. Missing numbers before it are lost at the time `lost_at`.
+        """Record a number that was not known. Missing numbers before it will count as lost at the time `lost_at`.
 
         Returns the numbers that are lost at once, because they are WINDOW or more behind.
         """

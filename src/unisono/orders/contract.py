@@ -70,7 +70,7 @@ class OrderBase(ABC):
         self._multicast = self.exchange.reaches_all_by_multicast()
 
     def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
-        """Report a peer whose clock is off by more than Γ; the group refuses the peer if it has not begun yet."""
+        """Report a peer whose clock is off by more than Γ. If the group has not started yet, refuse the peer."""
         violation = self.exchange.on_clock_difference(difference.peer, difference.incarnation, difference.difference_ns)
         if violation is not None:
             self.events.append(violation)
@@ -114,7 +114,7 @@ class VariableRateBase(OrderBase):
 
     @abstractmethod
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: begin if the order is in DetRate and the exchange is complete."""
+        """Start delivery if the order is in DetRate and the HELLO exchange is complete (paper 000: start-deliver)."""
 
     def _depart(self, final_slot: int) -> None:
         """Leave the group: no HELLO is due any more, and the application learns the last slot."""

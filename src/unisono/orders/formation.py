@@ -1,10 +1,10 @@
 """How a group forms: every member learns all rates and first slots (paper 000 §5.1 init-rate, §6.3 Smax).
 
-Each member repeats a HELLO. Once it has a HELLO of every peer, it names its own first slot, by its clock: the first
-slot before which every peer has received the HELLO that names it. The group starts at the latest of the named slots,
-which each member knows when it has them all. No member sends a message before that, so a member that starts late loses
-none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (paper 000 §7), so that no
-member learns a first slot too late.
+Each member repeats a HELLO. Once it has a HELLO of every peer, it names its own first slot in its HELLOs. By its clock,
+this is the first slot that begins after the HELLO has reached every peer. The group starts at the latest of the named
+slots, which each member knows when it has them all. No member sends a message before that, so a member that starts late
+loses none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (paper 000 §7), so that
+no member learns a first slot too late.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RateExchange:
         return None
 
     def on_clock_difference(self, peer: int, incarnation: int, difference_ns: int) -> ClockViolation | None:
-        """A peer's clock is off by more than Γ: refuse the peer if we have not named our first slot yet.
+        """Refuse a peer whose clock is off by more than Γ, if this member has not named its first slot yet.
 
         Returns a violation, or None if this incarnation of the peer was already refused.
         """

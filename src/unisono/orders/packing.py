@@ -5,8 +5,8 @@ over k slots (the averaging slots). The paper assumes that applications keep the
 the application.
 
 The packer packs messages into frames. Full frames leave at once; the rest of a slot waits for its end-of-slot mark.
-Holding messages back costs no latency, since a slot is delivered after its end (compare erratum 001-7), and it saves
-the paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
+Holding messages back costs no latency, since a slot is delivered after its end (compare erratum 001-7). It saves the
+paper's dummy in every slot that has messages. The cost in Python is per frame and per call, not per message.
 
 Rqueue(j) holds the received frames of sender j until their slot is delivered (paper 000 figure 6). Frames are keyed by
 slot and by number within the slot, so datagrams may overtake each other.
@@ -296,7 +296,8 @@ def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Band
     frames = frames_per_slot(rate, largest, policy.max_frame)
     if frames > FRAME_NUMBER_MAX:
         raise InvalidOption(
-            "rate.burst", f"a slot would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible"
+            "rate.burst",
+            f"a slot would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible; lower the burst",
         )
     header = HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
     burst = rate.bytes_per_slot(largest) + SIZE_ENTRY_BYTES * rate.burst + frames * header
@@ -379,7 +380,7 @@ class SlotFrames:
         return self.last_number is not None and self.next_number > self.last_number
 
     def missing(self) -> list[int]:
-        """The numbers of the frames that have not arrived, up to the last frame of the slot that is known."""
+        """The numbers of the frames that have not arrived, up to the last known frame of the slot."""
         top = self.last_number if self.last_number is not None else max(self.waiting, default=-1)
         return [n for n in range(self.next_number, top + 1) if n not in self.waiting]
 

@@ -9,8 +9,9 @@ Receiving: `from_below` delivers each frame at once and reassembles fragmented m
 Membership: a crashed member stays in the view, since no member waits for it. A member that leaves announces it with its
 last frame.
 
-AppLatency is Δ, the time in which reliable multicast reaches all members; an earlier message that delivery waits for
-was also sent earlier. Uniform delivery also waits for reports of which members have the message, so it is 2Δ+Θ.
+The latency bound is Δ, the time in which reliable multicast reaches all members. If delivery waits for an earlier
+message, that one was also sent earlier, so this adds nothing. Uniform delivery also waits for reports of which members
+have the message; its bound is 2Δ+Θ.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Unordered(VariableRateBase):
             self._send(now, NO_MESSAGES, END_OF_SLOT | LEAVING)
 
     def wake(self, now: int) -> None:
-        """Send HELLOs until the group starts, and open the current slot."""
+        """Send HELLOs until the group starts; then let waiting messages use the rate of the current slot."""
         if self.exchange.next_hello_at is not None:
             self._form(now)
         if self.mode is Mode.DELIVER_MESSAGES:

@@ -1,4 +1,4 @@
-"""Bulk work on Apache Spark: experiments, verification, measurement. The only part that imports pyspark.
+"""Runs large jobs on Apache Spark: experiments, verification and measurement. Only this package imports pyspark.
 
-Local by default, unchanged on a cluster: each job ships this package to its executors.
+Spark runs on this machine by default. On a cluster, each job sends this package to its executors.
 """

@@ -20,10 +20,10 @@ Outcome = TypeVar("Outcome")
 def run_on_spark(
     session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
-    """Run `work`, a module-level function, on every item; each batch is one Spark task.
+    """Call `work`, a module-level function, on every item and return the results; each batch is one Spark task.
 
-    The items have no columns, and planning a DataFrame costs more than the rest of a short job. So this uses an RDD,
-    except with Spark Connect, which offers only DataFrames.
+    This uses an RDD, because planning a DataFrame would take longer than the rest of a short job. Spark Connect offers
+    only DataFrames.
     """
     if hasattr(session, "_jsparkSession"):
         return iter(
@@ -35,7 +35,7 @@ def run_on_spark(
 def run_by_frame(
     session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
-    """As `run_on_spark`, through DataFrames only, for Spark Connect."""
+    """Do the same as `run_on_spark`, with DataFrames only, which Spark Connect requires."""
     frame = session.range(0, len(batches), 1, numPartitions=len(batches))
     for row in frame.mapInArrow(partial(_run_record_batches, batches, work), "outcome binary").collect():
         yield pickle.loads(bytes(row["outcome"]))

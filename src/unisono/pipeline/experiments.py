@@ -63,7 +63,7 @@ Progress = Callable[[int, int, float], None]
 def run_experiment(
     session: SparkSession, experiment: Experiment, tasks: Sequence[ExperimentTask], out: Path | None, progress: Progress
 ) -> list[FinishedTask]:
-    """Return every task with its tally, read from the files in `out` or run now."""
+    """Run an experiment and return each task with its tally. Points that are stored in `out` do not run again."""
     done, waiting = stored_and_pending(out, experiment, tasks)
     worked_s = 0.0
     runs, run_s = 0, experiment.run_s
@@ -164,15 +164,15 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[ExperimentTas
     try:
         table = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is no readable Parquet file ({error}); remove it to run the point again") from error
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error}); remove it to repeat its runs") from error
     version = (table.schema.metadata or {}).get(_VERSION_KEY)
     if version != str(TALLY_VERSION).encode():
         said = "none" if version is None else version.decode(errors="replace")
-        what = f"tally version {said} is unknown, this release reads {TALLY_VERSION}"
-        raise TraceDamaged(path, f"{what}; name another --out, or remove it to run the point again")
+        what = f"has tally version {said}, but this release reads version {TALLY_VERSION}"
+        raise TraceDamaged(path, f"{what}; give another folder with --out, or remove this file to repeat its runs")
     missing = [name for name in TALLY_SCHEMA.names if name not in table.schema.names]
     if missing:
-        raise TraceDamaged(path, f"lacks the column {', '.join(missing)}; remove it to run the point again")
+        raise TraceDamaged(path, f"lacks the columns {', '.join(missing)}; remove this file to repeat its runs")
     tallies: dict[int, Tally] = {}
     label = _parameters_label(experiment, wanted[0].point)
     for row in table.to_pylist():

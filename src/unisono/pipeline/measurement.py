@@ -1,14 +1,12 @@
-"""Measurement as Structured Streaming (paper 002 §2.4, §4): members' metric rows in, estimates and verdicts out.
+"""Evaluates the SLAs of running groups from their members' metric rows (paper 002 §2.4, §4), as a Spark stream.
 
-Spark tails the members' streams (`metric_source`), parses them on its executors and hands each micro-batch to
-`Service`, which puts the rows of each group together (`GroupEvaluation`) and evaluates its agreements, both with
-`qos.watch.sla_evaluation`.
+Spark reads the members' metric streams as they grow and parses them on its executors (`metric_source`). It passes each
+batch to `MeasurementService`, which evaluates the SLAs of each group with `qos.watch.sla_evaluation`.
 
-The state is not kept in Spark. It is a few hundred bytes per group, since pending rows can be read again from the
-streams. A stateful operator would add a shuffle, a Python task and a state commit to every trigger, and the verdicts
-would still need a sink that recognizes duplicates. The store writes the state and the offset of each stream in one
-transaction, so processing is exactly once (`measurement_store`): of a batch that Spark submits again after a crash, the
-processed bytes are skipped, and bytes that Spark believes done but that were not processed are read again.
+The state is not kept in Spark. It is a few hundred bytes per group, because rows that wait for evaluation can be read
+again from the streams. `measurement_store` writes the state, the verdicts, and the number of bytes processed of each
+stream in one transaction. So every row is processed exactly once, also after a crash: bytes that Spark submits again
+are skipped, and bytes that were not processed are read again.
 """
 
 from __future__ import annotations
@@ -131,7 +129,7 @@ class MeasurementService:
         return replace(measured, rows=sum(len(block.rows) for block in fresh))
 
     def _unprocessed(self, block: MetricBlock) -> MetricBlock | None:
-        """The rest of a block that was not processed before; None if there is none."""
+        """The part of a block that was not processed before; None if all of it was."""
         path, start, end = block.stream_slice.path, block.stream_slice.start, block.stream_slice.end
         place = self.offsets.get(path, 0)
         if end <= place:
@@ -218,7 +216,7 @@ class MeasurementJob:
         return MeasurementService(self.slas, store, self.window_ns, self.patience_ns)
 
     def _check_description(self) -> None:
-        """Raise `InvalidOption` if the stored state belongs to another folder or other agreements."""
+        """Raise `InvalidOption` if the stored state belongs to a measurement of another folder or other SLAs."""
         path = self.state_folder / _DESCRIPTION_NAME
         agreed = [
             [s.name, s.provider, s.consumer, s.metric, s.bound, s.probability, s.window_ns] for s in self.slas.slas
@@ -229,7 +227,7 @@ class MeasurementJob:
         elif read_json(path) != described:
             raise InvalidOption(
                 str(self.state_folder),
-                "holds the state of another measurement (folder or agreements differ); name another",
+                "has the state of another measurement, of another trace folder or other SLAs; use another state folder",
             )
 
 
@@ -242,7 +240,7 @@ def measure_on_spark(job: MeasurementJob, choice: SparkChoice, on_batch: OnBatch
     """Run the measurement job on Spark until the `with` block ends."""
     if choice.is_connect:
         raise InvalidOption(
-            "--master", "streams are evaluated in the process of the session, which Spark Connect does not support"
+            "--master", "measurement evaluates streams in this process, so it cannot use Spark Connect (sc://...)"
         )
     with spark_session(choice, "unisono monitor") as session, measure_in_session(job, session, on_batch) as running:
         yield running
@@ -256,7 +254,7 @@ def _exclusive_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InvalidOption(str(folder), "another measurement uses this folder; name another") from None
+            raise InvalidOption(str(folder), "another measurement uses this folder; use another one") from None
         yield
 
 
@@ -348,7 +346,7 @@ def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[Runni
 
 
 class RunningMeasurement:
-    """A running measurement job, as its caller sees it."""
+    """A handle on a running measurement job, for the code that started it."""
 
     def __init__(self, service: MeasurementService, store: MeasurementStore) -> None:
         self.service, self.store = service, store

@@ -45,7 +45,7 @@ class StoredSlaVerdict:
 
     @property
     def violated(self) -> bool:
-        """Whether the agreement was violated; otherwise it is kept again."""
+        """Whether this is an SLA violation; otherwise it is a clearance."""
         return isinstance(self.event, SlaViolation)
 
 
@@ -67,7 +67,7 @@ class MeasurementStore:
             raise InvalidOption(str(path), f"is not a readable measurement state ({error})") from error
         if row is not None and row[0] != STATE_VERSION:
             raise InvalidOption(
-                str(path), f"measurement state version {row[0]} is unknown; this release reads {STATE_VERSION}"
+                str(path), f"has measurement state of version {row[0]}, but this release reads version {STATE_VERSION}"
             )
         self.state: dict[str, Any] | None = None if row is None else json.loads(row[1])
 

@@ -182,7 +182,7 @@ def _unknown_if_too_large(
         rows = sum(run.summaries[number].rows for number in chosen)
         if rows > run.max_suspect_rows:
             raise _SuspectLimitExceeded(
-                f"{rows:,} rows are suspect, more than the {run.max_suspect_rows:,} rows checked"
+                f"{rows:,} rows are suspect, but at most {run.max_suspect_rows:,} can be checked"
             )
         loaded = run.load_ranges(chosen).of_kind(EventKind.SEND, EventKind.DELIVER)
         return Trace.from_rows(concatenated([loaded, run.events]), run.layout.meta, run.layout.logs)

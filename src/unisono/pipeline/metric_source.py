@@ -1,9 +1,9 @@
-"""Spark's source of metric rows: tails the members' streams, one append-only file each.
+"""A Spark source of metric rows: it reads the members' streams, one append-only file each, as they grow.
 
 Spark's own file source reads each file once and whole, but these files grow. An offset is the number of bytes read of
-each stream, so a batch that is read again, after a task failed or the job was restarted, has the same rows. One row of
-this source is a block: all rows of one member since the last batch, parsed by the task that reads them. So Spark moves
-few rows, however much the members write.
+each stream. So a batch that is read again, after a task failed or the job was restarted, has the same rows. Each row
+that Spark gets from this source is a block: all new metric rows of one member, parsed by the task that reads them. So
+Spark handles few rows, however many the members write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _PART_BYTES = 512 * 1024
 
 
 class MetricSource(DataSource):
-    """`spark.readStream.format("unisono_metrics").option("path", DIR)`; `hands` is how many tasks may share a batch."""
+    """A Spark source of metric rows: `spark.readStream.format("unisono_metrics").option("path", DIR)`.
+
+    The option `hands` is the largest number of tasks that read one batch.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -46,7 +49,7 @@ class MetricSource(DataSource):
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> MetricReader:  # noqa: N802 - Spark's name
-        """The reader of the folder in the option `path`."""
+        """The reader of the metric streams in the folder that the option `path` names."""
         return MetricReader(self.options["path"], int(self.options.get("hands", "2")))
 
 

@@ -114,7 +114,7 @@ def verify_in_windows(
 ) -> dict[str, Verdict]:
     """Check a long run of the priority order. The verdicts equal those of `check.suite.check_all` over the whole run.
 
-    `require_all_members` gets the rows about members, and raises `TraceDamaged` if files of the run are missing.
+    `require_all_members` is called with all member events, and raises `TraceDamaged` if files of the run are missing.
     """
 
     def load(numbers: Sequence[int]) -> Rows:

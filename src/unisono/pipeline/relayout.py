@@ -63,15 +63,15 @@ def relayout(
 ) -> RelayoutResult:
     """Write the run in `source` (a folder with meta.json and Parquet files at any depth) to `out`.
 
-    A recording counts as closed if the source says so. With `closed`, all recordings without an end record count as
-    closed. Raises `TraceDamaged` if the files that the executors report as written are not in `out`.
+    A recording is closed if it has an end record. With `closed`, the other recordings count as closed too. Raises
+    `TraceDamaged` if the files that the executors report as written are not in `out`.
     """
     if range_slots < 1:
         raise InvalidOption("range_slots", f"expected at least 1 slot, not {range_slots}")
     meta = read_meta(source / META_NAME)
     target = group_folder(out, meta.run, meta.group)
     if target.exists():
-        raise TraceDamaged(target, "already exists; remove it or name another folder")
+        raise TraceDamaged(target, "already exists; remove it, or write to another folder")
     files = sorted(path for path in source.rglob("*.parquet") if "metrics" not in path.relative_to(source).parts)
     versions = {_version(path) for path in files}
     if len(versions) > 1:
@@ -153,7 +153,7 @@ class Rewriter:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The names of the rows' columns, each with its name in the source."""
+        """The name of each column that is written, mapped to its name in the source."""
         names = SCHEMA.names if self.version == SCHEMA_VERSION else version_1.NAMES
         called = names if self.version == SCHEMA_VERSION else version_1.stored_names(names)
         return dict(zip(names, called, strict=True))
@@ -161,7 +161,7 @@ class Rewriter:
     def write(self, table: Any) -> Any:
         """Write one file: the rows of one member, incarnation and range, in the order of recording.
 
-        Returns a table of one row that describes the file. Its number of rows is -1 if the rows are not of this run.
+        Returns a table of one row that describes the file. Its number of rows is -1 if the rows belong to another run.
         """
         run, group = self.meta.run, self.meta.group
         if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
@@ -207,7 +207,7 @@ def _sorted_by_time(rows: Rows) -> Rows:
 
 
 def _rows_on_disk(folder: Path, incarnation: int) -> tuple[int, tuple[int, int] | None]:
-    """The number of rows of a recording on disk, and their time range."""
+    """The number of rows of a recording on disk, and the times of its first and last row."""
     told = [read_footer(path) for path in folder.glob(f"slots-*.{incarnation}.*.parquet")]
     times = [when for _, when in told if when is not None]
     within = (min(first for first, _ in times), max(last for _, last in times)) if times else None
@@ -233,7 +233,7 @@ def _recording_end(source: Path, member: int, incarnation: int, rows: int, close
     if ended.get("rows") != rows:
         raise TraceDamaged(
             path.parent,
-            f"{ended.get('rows')} rows were written, but {rows} are there",
+            f"the end record of incarnation {incarnation} counts {ended.get('rows')} rows, but the files have {rows}",
         )
     return int(ended.get("dropped", 0)), True
 

@@ -106,7 +106,7 @@ def _read_settings(path: Path) -> dict[str, str]:
         raise InvalidOption(str(path), f"is not TOML: {error}") from None
     settings = table.get("spark")
     if not isinstance(settings, dict) or set(table) != {"spark"}:
-        raise InvalidOption(str(path), "expected one table [spark] with settings")
+        raise InvalidOption(str(path), "expected exactly one table, named [spark]")
     return {
         f"spark.{name.removeprefix('spark.')}": _setting_text(path, name, value) for name, value in settings.items()
     }
@@ -214,14 +214,14 @@ def _check_master(master: str) -> None:
         except OSError as error:
             problems.append(f"no {what} answers at {host}:{at} ({error})")
     if len(problems) == len(places):
-        raise MissingDependency(f"{'; '.join(problems)}: does it run there, and is --master right?")
+        raise MissingDependency(f"{'; '.join(problems)}. Check that it runs there, and that --master is right")
 
 
 def _start(settings: Mapping[str, str], log_path: Path) -> None:
-    """Start a Spark context with these settings, unless one runs. Its JVM and workers write their output to a file.
+    """Start a Spark context with these settings, unless one is running already.
 
-    Errors of tasks come back as exceptions, so no error is lost. On the terminal, the JVM's output would mix with that
-    of the command.
+    Its JVM and workers write their output to a file, so that it does not mix with the output of the command. Errors of
+    tasks are raised here as exceptions, so none is lost.
     """
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
@@ -237,10 +237,10 @@ def _start(settings: Mapping[str, str], log_path: Path) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Let this process handle interruptions (SIGINT) itself, instead of Spark.
+    """Let this process, not Spark, handle interruptions (SIGINT).
 
-    Yields a function that installs this process's handler again, to call after Spark has installed its own. Spark's
-    handler would call the JVM during another call, and log both calls at length.
+    Yields a function to call after Spark has started: it replaces Spark's handler by the one installed before. Spark's
+    handler may call the JVM in the middle of another call, and logs both calls at length.
     """
     before, main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
 
@@ -260,13 +260,13 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 
 def _interrupted(error: BaseException) -> bool:
-    """Whether an error comes from an interruption: Spark's client turns an interruption during a call into an error."""
+    """Whether an error was caused by SIGINT: an interruption during a call of Spark raises an error of Spark."""
     before = error.__cause__ or error.__context__
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
 def _error_line(error: Exception) -> tuple[str, bool]:
-    """The line of Spark's error that says what went wrong: the end of a task's traceback, or else the first line."""
+    """The line of Spark's error that says what went wrong, and whether it comes from a task's traceback."""
     lines = str(error).splitlines()
     at = next((number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line), len(lines))
     told = [line for line in lines[at + 1 :] if line and not line[0].isspace()]

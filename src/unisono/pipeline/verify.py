@@ -71,8 +71,8 @@ def verify(
     A run of at most `max_whole_rows` rows may be read as a whole. Of a longer run, at most `max_suspect_rows` suspect
     rows are in memory at once.
 
-    `run` and `group` select runs by name. `since_ns` and `until_ns` skip runs that were closed before or began after
-    these times, according to their end records or, without these, the footers of their files.
+    `run` and `group` select runs by name. Runs that ended before `since_ns` or began after `until_ns` are skipped. The
+    times come from the end records or, if there are none, from the footers of the files.
     """
     reports: list[RunReport] = []
     plans: list[Layout] = []
@@ -96,7 +96,7 @@ def verify(
             filter(None, ("has no run", run, group and f"of group {group}", "in that time" if when else ""))
         )
         others = f" and {len(there) - _MAX_NAMED_RUNS} more" if len(there) > _MAX_NAMED_RUNS else ""
-        raise TraceDamaged(path, f"{what}; there is {', '.join(sorted(there)[:_MAX_NAMED_RUNS])}{others}")
+        raise TraceDamaged(path, f"{what}; it has {', '.join(sorted(there)[:_MAX_NAMED_RUNS])}{others}")
     tasks = [
         summary_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)

@@ -50,7 +50,7 @@ class Replica:
     """One member's copy of the replicated state: the conservative state, and the optimistic one as an overlay."""
 
     def __init__(self, machine: StateMachine, *, two_grades: bool = True) -> None:
-        """With `two_grades`, a command that is delivered finally but not early before counts as a mistake.
+        """With `two_grades`, a command whose final delivery has no early one before it counts as a mistake.
 
         The first command delivered early turns `two_grades` on.
         """

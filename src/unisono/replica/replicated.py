@@ -48,7 +48,7 @@ class Replicated:
     ) -> None:
         """`on_event` receives all events but deliveries. From now on, only this object may iterate over the group.
 
-        `part_bytes` plus 19 bytes must fit into one message of the group.
+        Snapshots are sent in parts of `part_bytes`; that number plus 19 must not exceed `max_message` of the group.
         """
         stats = group.stats()
         if not stats.gap_free:
@@ -184,7 +184,7 @@ class Replicated:
     def _request_state(self) -> None:
         """Request the group's state repeatedly until it arrives.
 
-        The token of each request selects the member that sends the snapshot.
+        Each request has a new token, which selects the member that sends the snapshot.
         """
         self._spawn(self._request_until_complete())
 

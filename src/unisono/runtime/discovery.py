@@ -264,7 +264,10 @@ async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Reso
 
 
 def _bind_own_address(search: DnsDiscovery, addresses: dict[int, HostPort]) -> tuple[int, socket.socket]:
-    """Bind a socket to the requested member's address, or the first possible one; return its number and the socket."""
+    """Bind a socket to the requested member's address, or else to the first address that is possible.
+
+    Return the number of that member, and the socket.
+    """
     if search.requested_member:
         if search.requested_member not in addresses:
             raise InvalidOption(

@@ -82,7 +82,7 @@ class Driver:
         queue_bytes: int = 256 * 1024 * 1024,
         deadline_ns: int | None = None,
     ) -> None:
-        """The driver calls `on_metrics` with the metric rows of each collecting interval. It must not block."""
+        """The driver calls `on_metrics`, which must not block, with the metric rows of each collecting interval."""
         self.stack = stack
         self.transport = transport
         self.clock = clock
@@ -358,7 +358,7 @@ class Driver:
         self._changed.set()
 
     def counters(self) -> dict[str, int]:
-        """All counters of the stack, the storage and the transport. Keys are such as "storage.syncs"."""
+        """All counters of the stack, the storage and the transport, by names such as "storage.syncs"."""
         found = self.stack.counters()
         found |= {f"transport.{name}": count for name, count in self.transport.counters().items()}
         if self._storage is not None:

@@ -35,7 +35,7 @@ Discover: TypeAlias = Callable[[BeaconDiscovery | DnsDiscovery, int, float], Awa
 
 
 def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
-    """The service level agreements given, or read from the file at the path given; None for None."""
+    """The agreements in `source`, or in the file that it names if it is a path; None for None."""
     if source is None or isinstance(source, SlaSet):
         return source
     try:

@@ -83,7 +83,7 @@ async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: flo
 
 
 def resolve_host(host: tuple[str, int], owner: str, flags: int = 0) -> LookupAnswers:
-    """Resolve a host name. If this fails, the error says whose name it is: that of `owner`."""
+    """Resolve a host name. If this fails, the error says that it is the name of `owner`."""
     try:
         return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:
@@ -120,7 +120,7 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
 
 
 def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> Address | None:
-    """The first address of this family (IPv4 or IPv6) among the answers; None if there is none."""
+    """The first address of this family (IPv4 or IPv6) among the answers of a lookup; None if there is none."""
     for kind, _, _, _, address in answers:
         if kind == family:
             if len(address) == 4:

@@ -1,9 +1,10 @@
 """Stable storage: an append-only file of checksummed records, one per member and group.
 
-A durable order writes its records here before its frames leave. The file begins with a commit header: how much of the
-file this member has acted on. A heading follows, which names the group and the member. Each record has a magic number,
-its length, and a checksum over its length, its content and the previous checksum. So a record that was changed,
-exchanged, left out or cut off at the end is detected.
+A durable order writes its records here before it sends the frames that depend on them. The file begins with a commit
+header, which says up to where this member has acted on the file: it may have sent frames that depend on these records.
+A heading follows, which names the group and the member. Each record has a magic number, its length, and a checksum over
+its length, its content and the previous checksum. So a record that was changed, exchanged, left out or cut off at the
+end is detected.
 
 The values of `fsync`:
 
@@ -12,9 +13,9 @@ The values of `fsync`:
   failure of the machine after that interval.
 - "never": do not sync. Records survive only a failure of the process.
 
-A crash may tear the last record. Opening the file cuts a torn end off if this member has not acted on it. It refuses a
-complete but wrong record, damage before the end, and a file shorter than the part that this member has acted on,
-because a promise of this member would be lost. With "batch" and "never" a power failure can have that effect.
+A crash may tear the last record: only a part of it is in the file. Opening the file cuts a torn end off if this member
+has not acted on it. Opening refuses a file with any other damage, and one shorter than the part that this member has
+acted on, because a promise of this member would be lost. With "batch" and "never" a power failure can have that effect.
 """
 
 from __future__ import annotations
@@ -281,8 +282,8 @@ class Storage:
         if at >= committed_size and later < 0 and (torn_head or torn_body or unwritten):
             return
         raise StorageError(
-            f"{self.path}: record {record_number} at byte {at:,} is damaged, but not in the way in "
-            f"which a crash damages the end of a file. {_REFUSED_ADVICE}"
+            f"{self.path}: record {record_number} at byte {at:,} is damaged, and a crash during the last write "
+            f"does not explain the damage. {_REFUSED_ADVICE}"
         )
 
     def _truncate(self, data: bytes, at: int) -> None:

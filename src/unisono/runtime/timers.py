@@ -36,12 +36,12 @@ class LocalClock(Protocol):
         """The local time in nanoseconds since the Unix epoch."""
 
     def system_ns(self, local_ns: int) -> int:
-        """Convert a local time: what the machine's clock shows when this clock shows `local_ns`."""
+        """What the machine's clock shows when this clock shows `local_ns`."""
 
     def slew_toward_system(self) -> int:
         """Move this clock gradually toward the machine's clock.
 
-        Returns how many nanoseconds the machine's clock is ahead if it was set, else 0.
+        If the machine's clock was set, return how many nanoseconds it is ahead of this one; else return 0.
         """
 
 
@@ -80,14 +80,14 @@ class WallClock:
         return monotonic + self._offset
 
     def system_ns(self, local_ns: int) -> int:
-        """Convert a local time: what the system's clock shows when this clock shows `local_ns`."""
+        """What the system's clock shows when this clock shows `local_ns`."""
         return local_ns - self._ahead_ns
 
     def slew_toward_system(self) -> int:
         """Read the system's clock and start to move gradually toward it; call this about once a second.
 
-        Return 0, or how far the system's clock is ahead of this one if the difference is so large that the system's
-        clock must have been set. At 500 µs per second it may take long until the two agree again.
+        If the difference is so large that the system's clock must have been set, return how far it is ahead of this
+        clock; else return 0. This clock moves by only 500 µs per second, so it may take long until the two agree again.
         """
         monotonic, wanted, self.uncertainty_ns = self._read_offset()
         current = self._slewing_offset(monotonic) if monotonic < self._slew_end else self._offset
@@ -120,7 +120,7 @@ class WallClock:
 
 
 def new_incarnation() -> int:
-    """A new incarnation number. It grows with time, so that a restarted member has a larger one without storage.
+    """A new incarnation number. It grows with time, so a restarted member gets a larger one even without storage.
 
     It counts eighths of a second since 2025 and wraps around in 2042.
     """

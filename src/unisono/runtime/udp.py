@@ -1,6 +1,6 @@
 """UDP between the members: IP multicast if it is available, else one unicast copy per member.
 
-One system call sends or receives many datagrams, with UDP_SEGMENT and UDP_GRO; without these options, one datagram.
+One system call sends or receives many datagrams if the system has the options UDP_SEGMENT and UDP_GRO, else only one.
 `Outbox` never blocks. It keeps datagrams that the socket cannot accept yet, in order, until the socket can.
 """
 
@@ -160,9 +160,9 @@ class Outbox:
         self._loop = self._on_empty = None
 
     def _try_send(self, run: DatagramRun) -> Sequence[DatagramRun] | None:
-        """Try to send a run. Return None if the socket has no room.
+        """Try to send a run. Return None if the socket has no room, and an empty sequence if the run is done.
 
-        Otherwise return the smaller runs to send instead, if the kernel cannot send so much in one call; usually none.
+        If the kernel cannot send so much in one call, nothing is sent: return smaller runs to send instead.
         """
         buffers = run.buffers
         if len(buffers) > 1 and not self.gso:
@@ -442,7 +442,7 @@ class UdpTransport:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def send(self, datagrams: Sequence[Datagram]) -> None:
-        """Send datagrams, or keep them until the socket has room; never blocks, keeps the order to each destination."""
+        """Send datagrams in order, or keep them until the socket has room. Never blocks."""
         outbox = self._outbox
         for first, buffers, size in split_into_runs(datagrams, self._largest_segment if outbox.gso else -1):
             segment = len(buffers[0])

@@ -40,7 +40,10 @@ class FixedClock:
 
 @dataclass(frozen=True, slots=True)
 class DriftingClock:
-    """A clock whose offset moves between ±`amplitude_ns`, each way in `half_period_ns`; it begins at `phase_ns`."""
+    """A clock whose offset rises evenly from −`amplitude_ns` to +`amplitude_ns` and falls back.
+
+    Each way takes `half_period_ns`. `phase_ns` is how far into this cycle the clock is at true time 0.
+    """
 
     amplitude_ns: int
     half_period_ns: int

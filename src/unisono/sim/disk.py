@@ -24,7 +24,7 @@ class SimDisk:
         """How many times writes were synced."""
 
     def apply(self, writes: Iterable[Write]) -> None:
-        """Carry out the writes in order, and sync if one of them may not be lost. Replacing all records is atomic."""
+        """Carry out the writes in order, and sync unless all of them may be lost. Replacing all records is atomic."""
         must_sync = False
         for write in writes:
             if write.replaces_all:

@@ -1,7 +1,8 @@
 """Faults of links, which can be combined; each counts the datagrams that it has affected.
 
-A fault takes the flights of one datagram (its copies so far, each with its delay) and returns the changed flights: none
-if the datagram is lost, two if it is duplicated. Crashes and pauses happen to members: see `World`.
+A flight is one copy of a datagram on its way, with its delay. A fault takes the flights of one datagram and returns the
+changed flights: none if the datagram is lost, two if it is duplicated. `World` has the faults of members: crashes and
+pauses.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from unisono.sim.network import Flight, SimulatedLink
 
 
 class LinkFault(Protocol):
-    """A fault of the links: changes the flights of each datagram that it affects (loses, copies or delays it)."""
+    """A fault of the links. It loses, duplicates or delays datagrams, and counts those that it has affected."""
 
     hits: int
     """How many datagrams this fault has affected."""
 
     def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
-        """Apply this fault to a datagram sent now: takes the flights of its copies, returns the changed flights."""
+        """Apply this fault to a datagram sent now.
+
+        `flights` has the delay of each of its copies so far. Return the changed list: empty if the datagram is lost.
+        """
 
 
 class FaultSpan:
@@ -39,7 +43,7 @@ class FaultSpan:
 
 
 class LossFault:
-    """Loses datagrams, but never more consecutive ones on a link than the scenario's faults allow."""
+    """Loses datagrams, but never more on a link than the scenario's `Loss` faults allow."""
 
     def __init__(self, faults: Sequence[Loss], start_ns: int, chance: RandomSource) -> None:
         self.hits = 0
@@ -104,7 +108,7 @@ class PartitionFault:
 def link_fault(
     fault: Loss | Duplication | Reordering | Partition, start_ns: int, delta_ns: int, chance: RandomSource
 ) -> LinkFault:
-    """The link fault for a scenario's fault, in a run that starts at `start_ns`."""
+    """Make the simulator's fault from a fault of the scenario, for a run that starts at `start_ns`."""
     span = FaultSpan(fault.span, start_ns)
     match fault:
         case Loss():

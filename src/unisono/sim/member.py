@@ -1,7 +1,7 @@
 """One member in the simulated world: its stack, its clock, its application and its records.
 
-`SimulatedMember` delivers by events, `PullingMember` pulls its messages (the priority orders), and `RoutedMember` sends
-to several groups.
+There are three kinds: the application of a `SimulatedMember` gets deliveries as events, that of a `PullingMember` takes
+messages from a queue (the priority orders), and that of a `RoutedMember` sends to several groups.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class SimulatedMember:
         carry_out(self._step(), self)
 
     def on_alarm(self, now: int, number: int) -> None:
-        """The stack's alarm fires; `number` is out of date if the alarm has been set again since."""
+        """The stack's alarm fires. Nothing happens if the alarm has been set again since it got this `number`."""
         if number != self._alarm_number or self._defer_if_inactive(now, self.on_alarm, number):
             return
         local = self.clock.local(now)
@@ -398,7 +398,7 @@ class SimulatedMember:
 
 
 class PullingMember(SimulatedMember):
-    """A member whose application pulls (paper 004): it consumes a message when it has finished the last one.
+    """A member whose application pulls (paper 004): it consumes a message when it has finished the previous one.
 
     It needs `setup.consume_ns` per message. Its own messages have the priorities of `setup.priorities`, in turn.
     """
@@ -428,7 +428,7 @@ class PullingMember(SimulatedMember):
             self._scheduler.schedule(now + self.setup.consume_ns, self.consume, None)
 
     def consume(self, now: int, _: object) -> None:
-        """The application has finished the last message and consumes the next."""
+        """The application has finished a message and consumes the next one."""
         if self._defer_if_inactive(now, self.consume, None):
             return
         self._consuming, local = False, self.clock.local(now)
@@ -447,7 +447,7 @@ class PullingMember(SimulatedMember):
             self._record_sent(now, local, [self._waiting.popleft()], priority)
 
     def on_event(self, event: StackEvent) -> None:
-        """Follow a rejoin: the new incarnation numbers its messages from 0."""
+        """Handle an event. After a rejoin, number messages from 0 again, because the incarnation is new."""
         super().on_event(event)
         if isinstance(event, Rejoining):
             self.incarnation, self.accepted = event.incarnation, 0
@@ -463,9 +463,9 @@ class MultigroupStack(Machine, Protocol):
 
 
 class RoutedMember(SimulatedMember):
-    """A member whose messages go to groups (paper 003): they have the destinations of `setup.routes`, in turn.
+    """A member whose messages go to the groups in `setup.routes`: each message uses the next entry (paper 003).
 
-    After a topology change they go in turn to all groups that are possible, and to each of these groups alone.
+    After a topology change the entries are new: first all groups that it may send to, then each of these groups alone.
     """
 
     __slots__ = ("_multigroup_stack", "_routes")
@@ -502,7 +502,7 @@ class RoutedMember(SimulatedMember):
         self._flush(now, local, 0)
 
     def on_event(self, event: StackEvent) -> None:
-        """After a topology change, send in turn to all groups that are possible now, and to each of them alone."""
+        """Handle an event. After a topology change, send in turn to all possible groups, and to each of them alone."""
         super().on_event(event)
         if isinstance(event, TopologyChange):
             single_groups = [(name,) for name in event.sends_to]

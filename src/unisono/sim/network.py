@@ -34,9 +34,9 @@ class SimulatedLink:
         self.last_arrival_ns = -1
 
     def arrival(self, now: int) -> int:
-        """When a datagram sent now arrives: on a FIFO link never before an earlier one.
+        """When a datagram sent now arrives: on a FIFO link never before a datagram that was sent earlier.
 
-        The delay stays within Δ, because the earlier datagram was sent earlier and arrives within Δ itself.
+        Waiting for that datagram keeps the delay within Δ, because the earlier one arrives within Δ itself.
         """
         at = now + self.draw_delay(now)
         if self.fifo:
@@ -47,7 +47,7 @@ class SimulatedLink:
 
 
 class SimulatedNetwork:
-    """All links between some members, and the faults that apply to each datagram, in this order."""
+    """All links between some members, and the faults that apply to each datagram, in the order of `faults`."""
 
     def __init__(self, links: Sequence[SimulatedLink], faults: Sequence[LinkFault] = ()) -> None:
         self._links_by_sender: dict[int, tuple[SimulatedLink, ...]] = {}
@@ -90,7 +90,7 @@ def delays_from_adversary(adversary: Adversary, sender: int, receiver: int, delt
         if not 0 <= delay <= delta_ns:
             raise InvalidOption(
                 "network.adversary",
-                f"expected a delay of 0 to {delta_ns} ns, but it chose {delay} ns from member {sender} to {receiver}",
+                f"expected a delay of 0 to {delta_ns} ns, got {delay} ns from member {sender} to {receiver}",
             )
         return delay
 

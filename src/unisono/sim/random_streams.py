@@ -17,7 +17,7 @@ _Item = TypeVar("_Item")
 
 
 class RandomStreams:
-    """Independent random streams by name, so that a part that draws more numbers does not change the others."""
+    """Independent random streams by name: drawing more numbers from one stream does not change the others."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -63,7 +63,7 @@ def generator(seed: int, *name: str | int) -> np.random.Generator:
 
 
 def sample_delays(model: DelayModel, uniforms: UniformSamples) -> Delays:
-    """The delay `model.quantile(u)` for each number u of an array; random uniforms give random delays."""
+    """The delay `model.quantile(u)` for each u of an array. Uniformly random numbers give delays of the model."""
     match model:
         case ExponentialDelay(mean_ns=mean):
             drawn: Delays = np.ceil(-mean * np.log1p(-uniforms)).astype(np.int64)

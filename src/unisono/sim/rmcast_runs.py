@@ -1,10 +1,11 @@
-"""Many independent RMCasts among n processes, for counting: the automaton of net/rmcast/message.py and nothing else.
+"""Many independent RMCasts among n processes, for statistics: only the automaton of net/rmcast/message.py runs.
 
 This module adds the network (losses and delays of copies), crashes, and one loop over arrivals and deadlines. There are
 four crash scenarios. Three are those of paper 002 §5.2: no process crashes; the originator crashes after copy 0; the
 originator crashes in the middle of copy 0, which then reaches only a few processes. The fourth is that of Appendix C:
-every process may crash at every send and before every take-over. The loop leaves out copies that their receivers would
-ignore: those below `max_recd`, which never falls, unless receivers count copies.
+every process may crash at every send and before every take-over. To save time, the loop leaves out copies that their
+receivers would ignore: those with a lower number than a copy that the receiver has. If receivers count copies, they
+ignore none.
 """
 
 from __future__ import annotations
@@ -93,18 +94,18 @@ class RmcastOutcomes:
         return (self.first_ns < NOT_REACHED) & (self.last_ns >= NOT_REACHED)
 
     def spread_after_one_receiver_ns(self) -> npt.NDArray[np.int64]:
-        """The time from the arrival at the random destination to the last arrival.
+        """The time from the arrival at one destination, drawn at random, to the arrival at the last one.
 
-        Only for the runs in which the random destination got the message; 0 if it was the last one.
+        Only for the runs in which the drawn destination got the message; 0 if it was the last one.
         """
         reached = self.one_receiver_ns < NOT_REACHED
         last_ns, one_ns = self.last_ns[reached], self.one_receiver_ns[reached]
         return np.where(last_ns >= NOT_REACHED, NOT_REACHED, last_ns - one_ns)
 
     def spread_ns(self) -> npt.NDArray[np.int64]:
-        """The time from the first destination's copy to the last one's.
+        """The time from the arrival at the first destination to the arrival at the last one.
 
-        NOT_REACHED if a destination never got the message, 0 if none did.
+        NOT_REACHED if a destination that did not crash never got the message; 0 if no destination got it.
         """
         spread = np.where(self.last_ns >= NOT_REACHED, NOT_REACHED, self.last_ns - self.first_ns)
         return np.where(self.first_ns >= NOT_REACHED, 0, spread)
@@ -170,19 +171,19 @@ class RmcastRuns:
             copies = next(self._arrivals)
 
     def _sends_before_crash(self) -> int:
-        """Draw how many sends a broadcaster makes before it crashes; with fewer receivers it does not crash."""
+        """Draw how many sends a broadcaster makes before it crashes. One with fewer receivers does not crash."""
         if self._case.crash_in_send_probability <= 0:
             return self._case.members
         return int(self._chance.geometric(self._case.crash_in_send_probability))
 
     def _receivers_served(self, broadcaster: int, count: int) -> set[int]:
-        """The first receivers of a broadcast, in an order drawn at random."""
+        """Draw the `count` receivers that get a broadcast before its broadcaster crashes."""
         order = self._chance.permutation(self._case.members).tolist()
         order.remove(broadcaster)
         return set(order[:count])
 
     def _direct_copies(self) -> list[int]:
-        """The copies 0 that reach exactly `direct_receivers` receivers, drawn at random."""
+        """Draw which `direct_receivers` processes copy 0 reaches, and its delay to each of them."""
         case = self._case
         chosen = 1 + self._chance.permutation(case.members - 1)[: case.direct_receivers]
         delays = sample_delays(case.delay, self._chance.random(case.direct_receivers))
@@ -191,7 +192,10 @@ class RmcastRuns:
         ]
 
     def _random_arrivals(self) -> Iterator[list[int]]:
-        """For each broadcast the copies that arrive, as delay and receiver in one number, the longest delay first."""
+        """Yield, for each broadcast, the copies that arrive, the longest delay first.
+
+        Each copy is one number that combines its delay and its receiver.
+        """
         case, chance = self._case, self._chance
         everyone = np.arange(case.members, dtype=np.int64)
         while True:
@@ -270,9 +274,9 @@ class _SingleRun:
             heappush(self._alarms, (deadline, broadcaster))
 
     def next_broadcast(self) -> tuple[int, int, int] | None:
-        """Process arrivals and alarms up to the next broadcast: its time, broadcaster and copy number.
+        """Process arrivals and alarms up to the next broadcast. Return its time, broadcaster and copy number.
 
-        None if nothing is left to happen.
+        Return None if nothing is left to happen.
         """
         while self._alarms or self._arrivals:
             self._process_arrivals()

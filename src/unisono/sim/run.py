@@ -66,8 +66,8 @@ def run(
 
     Applications send until the scenario's `run_ns`. Then the world continues for the latency bound, within which all
     accepted messages must be delivered. `check` and `compare_payloads` are those of `World`. If `is_quiescent` says
-    that nothing is left to do, the run stops soon after. Its result counts as that of a run to the end, so the checkers
-    report every delivery that is missing.
+    that nothing is left to do, the run stops soon after. The checkers treat its result as that of a complete run, so
+    they report every delivery that is missing.
     """
     seed = scenario.seed if seed is None else seed
     try:
@@ -110,7 +110,7 @@ def build_world(
     check: Callable[[World], None] | None = None,
     compare_payloads: bool = False,
 ) -> tuple[World, MemoryTrace, int, bool]:
-    """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free.
+    """Build the world of a scenario. Return it with its trace, the latency bound, and whether the order is gap-free.
 
     The bound includes the time that an order with a leader needs for the scenario's crashes.
     """
@@ -158,8 +158,8 @@ def build_world(
 def drain_ns(scenario: Scenario) -> int:
     """How long the run continues after the latency bound.
 
-    In the priority orders all messages are consumed in this time, with final deliveries all messages become final. With
-    several groups it is the bound that the scenario states.
+    In the priority orders, all messages are consumed in this time. With final deliveries, all messages become final in
+    it. With several groups, it is the bound that the scenario states.
     """
     if scenario.multigroup is not None:
         return scenario.expect.bound_ns or 0

@@ -41,7 +41,7 @@ class MemberTraffic:
 
 
 class TrafficLedger:
-    """Counts the datagrams of every member; one to the whole group counts once, like the paper's net-mcast."""
+    """Counts the datagrams of every member. A datagram to the whole group counts once, like the paper's net-mcast."""
 
     def __init__(self, *, keeps_send_times: bool = False) -> None:
         self.traffic: dict[int, MemberTraffic] = {}

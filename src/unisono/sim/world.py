@@ -36,7 +36,7 @@ Check: TypeAlias = "Callable[[World], None]"
 
 
 class _TimeReached(Exception):
-    """The world has reached the end of the requested run."""
+    """Raised to stop the event loop when the world has reached the end of the requested run."""
 
 
 def _stop_at(now: int, _: object) -> None:

@@ -107,7 +107,7 @@ class MemoryNetwork:
             raise InvalidOption("probability", f"expected a number from 0 to 1, got {probability}")
         if (at_most is None) != (of is None):
             raise InvalidOption(
-                "at_most", f"expected both at_most and of, or neither of them, got at_most={at_most} and of={of}"
+                "at_most", f"give at_most= and of= together, or leave both out; got at_most={at_most} and of={of}"
             )
         self._losses = LossModel((Loss(Span(), probability, at_most, of),), random.Random(f"{self._seed}/loss"))
 
@@ -208,7 +208,7 @@ class MemoryNetwork:
         return self.clock.open_alarm(member, clock, callback)
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
-        """Store `abort`, with which `crash` stops the member."""
+        """Store the function `abort`, which `crash` calls to stop the member."""
         self._aborts.setdefault(member, []).append(abort)
 
     # -- carrying datagrams ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from unisono.trace.schema import EventKind
 class EventRecorder:
     """Records the submissions and events of one member in its trace, one incarnation after the other.
 
-    `slot_of` gives the slot of a local clock reading; `bound_ns` is the latency bound that the order declares, if any.
+    `slot_of` returns the slot of a local time; `bound_ns` is the latency bound that the order declares, if any.
     """
 
     def __init__(

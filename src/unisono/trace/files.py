@@ -125,10 +125,10 @@ def write_end(
     time_range: tuple[int, int] | None = None,
     stamps: Stamps | None = None,
 ) -> None:
-    """Record that a recording was closed, how many rows it wrote and how many it dropped.
+    """Write the end record of a recording: that it was closed, and how many rows it wrote and dropped.
 
-    `time_range` is the first and the last `real_ns` in it, so a reader that looks for another time need not open its
-    files. `stamps` covers all its files.
+    `time_range` has the times of its first and last row, so that readers can skip it without opening its files.
+    `stamps` has the size and hash of each of its files.
     """
     ended: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
     if time_range is not None:
@@ -207,7 +207,7 @@ def find_group(path: str | os.PathLike[str], run: str | None = None, group: str 
         raise TraceDamaged(root, f"has no trace of run {run or '(any)'} and group {group or '(any)'}")
     if len(found) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in found[:5])
-        raise TraceDamaged(root, f"holds {len(found)} runs or groups; name one of them: {names}")
+        raise TraceDamaged(root, f"has {len(found)} runs or groups; choose one of them: {names}")
     return found[0]
 
 
@@ -257,9 +257,9 @@ def _parsed_part_name(path: Path) -> tuple[int, int, int]:
 
 
 def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[MemberLog]:
-    """The state of a member's recordings, given the number of rows found of each incarnation.
+    """Whether each recording of a member was closed, and how many rows it dropped.
 
-    Raises `TraceDamaged` if a closed recording lacks rows.
+    `counts` has the number of rows found of each incarnation. Raises `TraceDamaged` if a closed recording lacks rows.
     """
     logs = []
     ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END_NAME.fullmatch(path.name))}
@@ -274,7 +274,11 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Membe
             problem = f"the fields rows and dropped must be integers, not {written!r} and {dropped!r}"
             raise TraceDamaged(ends[incarnation], problem)
         if written != counts.get(incarnation, 0):
-            raise TraceDamaged(folder, f"{written} rows were written, but {counts.get(incarnation, 0)} are there")
+            raise TraceDamaged(
+                folder,
+                f"the end record of incarnation {incarnation} counts {written} rows, "
+                f"but the files have {counts.get(incarnation, 0)}",
+            )
         logs.append(MemberLog(member, incarnation, closed=True, dropped=dropped))
     return logs
 
@@ -348,11 +352,11 @@ def _read_table(
     constants: dict[str, int] | None = None,
     expected: Mapping[str, str | int] | None = None,
 ) -> tuple[int, Any]:
-    """The schema version and some columns of a file.
+    """The schema version of a file, and the columns `names` under their present names.
 
-    `names` are column names of the present schema; from a file of version 1 the result lacks the columns that
-    `version_1.upgraded` fills from the notes. `expected` columns must have the given value in all rows. If `constants`
-    is given, columns that have one value in all rows, by the file's statistics, are added to it and not read.
+    A file of version 1 lacks some of them; `version_1.upgraded` adds these. Raises `TraceDamaged` if a column in
+    `expected` does not have the given value in all rows. If `constants` is given, columns that have one value in all
+    rows are added to it and not read.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -428,8 +432,7 @@ def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str
 def _absent_lists(file: Any) -> list[str]:
     """The columns of lists that are null in all rows of a file.
 
-    The file's metadata lists them. Statistics alone cannot show it, because they count an empty list as null, but they
-    can refute the metadata.
+    The file's metadata lists them. Its statistics can only refute that, because they count an empty list as null.
     """
     metadata = file.schema_arrow.metadata or {}
     names = metadata.get(ABSENT_LISTS_KEY, b"").decode().split(",")
@@ -635,7 +638,10 @@ class ParquetWriter:
         flush_s: float = 1.0,
     ) -> None:
         if min(range_slots, queue_rows, part_rows) < 1 or incarnation < 0:
-            raise ValueError("range_slots, queue_rows and part_rows must be at least 1, incarnation at least 0")
+            raise ValueError(
+                f"expected range_slots, queue_rows and part_rows of at least 1 and an incarnation of at least 0, not "
+                f"{range_slots}, {queue_rows}, {part_rows} and {incarnation}"
+            )
         self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
         self.written = 0
         self.error: Exception | None = None
@@ -645,7 +651,7 @@ class ParquetWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         if end_path(self._folder, incarnation).exists() or any(self._folder.glob(f"slots-*.{incarnation}.*.parquet")):
             raise FileExistsError(
-                f"{self._folder}: incarnation {incarnation} is already recorded; use another name for the run"
+                f"{self._folder}: already has a recording of incarnation {incarnation}; use another name for the run"
             )
         self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
         self._flush_s = flush_s

@@ -167,7 +167,7 @@ def metrics_folder(directory: str | os.PathLike[str], run: str, group: str) -> P
 
 
 def metric_schema() -> Any:
-    """The Parquet schema: the fields of a line. Only spreads have quantiles."""
+    """The Parquet schema of metric rows. It has the same fields as a line of a stream; quantiles may be null."""
     import pyarrow as pa  # noqa: PLC0415  loaded only to read or write Parquet
 
     word, number = pa.dictionary(pa.int32(), pa.string()), pa.int64()
@@ -319,7 +319,7 @@ def is_closed(path: str) -> bool:
 
 
 def readable_offsets(directory: str | os.PathLike[str], start: Offsets, budget: int = BUDGET_BYTES) -> dict[str, int]:
-    """How far each stream can be read now: up to its last whole line, or as far as the budget allows."""
+    """How far each stream can be read now: up to its last whole line, but about `budget` bytes over all streams."""
     found = {path: os.stat(path).st_size for path in metric_streams(directory)}
     grown = [path for path, size in found.items() if size > start.get(path, 0)]
     each = max(LEAST_BYTES, budget // max(1, len(grown)))
@@ -367,7 +367,7 @@ def with_rows(block: MetricBlock, values: Sequence[RowValues]) -> MetricBlock:
 
 
 def read_values(stream_slice: StreamSlice) -> tuple[MetricBlock, list[RowValues]]:
-    """A block without its rows, and the values of the rows. Values are cheaper than rows to send to another process."""
+    """Read a slice: a block without rows, and the values of its rows, which are cheaper to send to another process."""
     path = Path(stream_slice.path)
     with path.open("rb") as stream:
         stream.seek(stream_slice.start)

@@ -94,7 +94,7 @@ class Recorder:
         view: int | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        """Record that this member multicast `count` messages; the times are when the application submitted them."""
+        """Record that the application of this member submitted `count` messages at these times."""
         extras: ExtraValues | None = None
         if priority is not None or view is not None or destinations is not None:
             extras = (priority, view, None, destinations)
@@ -158,7 +158,7 @@ class Recorder:
         """Record a step of a message into the consumable queue: a RECEIVE or a QUEUE row.
 
         The place counts the member's steps, the index is the number of messages delivered before, and the slot is the
-        message's number in the agreed order. They show the order of steps at the same time. The column `messages`
+        message's number in the agreed order. So the order of steps with equal times is known. The column `messages`
         has the target tail of a RECEIVE or the insertion point of a QUEUE. The view of a RECEIVE is the one in which
         the message arrived; it is null if the message came with a state transfer.
         """
@@ -206,10 +206,10 @@ class Recorder:
 
 
 def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] = ()) -> Extras:
-    """The extra columns of a VIEW row: the members from its slot on, and for agreed views their incarnations."""
+    """The extra columns of a VIEW row: the members of the view and, if members agreed on it, their incarnations."""
     listed = tuple(incarnations)
     if listed and len(listed) != len(members):
-        raise ValueError(f"expected one incarnation for each of the {len(members)} members, not {len(listed)}")
+        raise ValueError(f"expected one incarnation for each of the {len(members)} members, but found {len(listed)}")
     return Extras(view=view, members=tuple(members), member_incarnations=listed or None)
 
 

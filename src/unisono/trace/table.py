@@ -28,7 +28,7 @@ _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as columns. -1 stands for null. `kind` and the columns of words and lists hold codes into their tables."""
+    """Rows as columns. -1 stands for null. Words and lists are stored as indices into tables, such as `grades`."""
 
     member: Ints
     recorder_incarnation: Ints
@@ -260,13 +260,13 @@ class _Constant:
 
     @staticmethod
     def of(value: Any) -> Any:
-        """A column of one value in its pickled form; any other value unchanged."""
+        """Return a column that has one value in all rows in its pickled form, and anything else unchanged."""
         if isinstance(value, np.ndarray) and len(value) > 1 and value.strides == (0,):
             return _Constant(value[:1].copy(), len(value))
         return value
 
     def column(self) -> Ints:
-        """The column."""
+        """Make the column again from its pickled form."""
         return np.broadcast_to(self.value[0], self.rows)
 
 
@@ -279,7 +279,7 @@ def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints
 
 
 def join_columns(columns: Sequence[Ints]) -> Ints:
-    """Columns one after another; columns of the same single value stay one value."""
+    """Join columns, one after another. If all of them have the same single value, the result is stored as one value."""
     columns = [column for column in columns if len(column)] or columns[:1]
     if len(columns[0]) and all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
         return np.broadcast_to(columns[0][0], sum(map(len, columns)))
@@ -287,14 +287,14 @@ def join_columns(columns: Sequence[Ints]) -> Ints:
 
 
 def _per_row(values: Sequence[Numbers], counts: Ints) -> Ints:
-    """One number per row, from numbers that apply to a whole `PackedRows` or to one of its messages."""
+    """One number per row. Each value is one number for all `counts` rows of a tuple, or a sequence with one per row."""
     if all(isinstance(value, int) for value in values):
         return np.repeat(np.array(values, dtype=np.int64), counts)
     sized = zip(values, counts.tolist(), strict=True)
     each = chain.from_iterable(repeat(v, n) if isinstance(v, int) else v for v, n in sized)
     flat = np.fromiter(each, dtype=np.int64)
     if len(flat) != int(counts.sum()):
-        raise ValueError(f"expected one size and one time for each of {counts.sum()} messages, not {len(flat)}")
+        raise ValueError(f"expected one size and one time for each of {counts.sum()} messages, but found {len(flat)}")
     return flat
 
 

@@ -39,7 +39,7 @@ def stored_names(names: Sequence[str]) -> list[str]:
 
 
 def upgraded(rows: Rows) -> Rows:
-    """The rows with the columns that version 1 wrote into notes; the notes keep only their free text."""
+    """The rows with columns for the values that version 1 wrote into notes. The notes keep only their free text."""
     if not rows.notes:
         return rows
     reports = _where(rows, EventKind.VIOLATION, EventKind.NOTICE)
@@ -72,7 +72,7 @@ def _where(rows: Rows, *kinds: EventKind) -> Ints:
 
 
 def _coded(rows: Rows, at: Ints, read: Callable[[str], Any]) -> tuple[Ints, tuple[Any, ...]]:
-    """A column of the values that `read` finds in the notes of some rows. It reads each distinct note once."""
+    """A column of the values that `read` finds in the notes of the rows `at`, coded, and the table of its codes."""
     notes = rows.note[at]
     used = np.unique(notes)
     codes, table = encode([read(rows.notes[note]) for note in used.tolist()])

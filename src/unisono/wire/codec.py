@@ -50,7 +50,7 @@ def decode_ref(data: bytes) -> MessageRef:
 
 
 def encode_set(messages: MessageSet) -> bytes:
-    """Encode a message set as the sequence ranges of each origin. Equal sets have equal bytes."""
+    """Encode a message set as the sequence ranges of each sender incarnation. Equal sets have equal bytes."""
     parts = [_COUNT.pack(len(messages.ranges))]
     for origin, ranges in sorted(messages.ranges.items()):
         parts.append(_ORIGIN.pack(*origin, len(ranges)))
@@ -100,7 +100,7 @@ class Fixed:
     """A field of fixed size: its attribute in the message, its code for the module `struct`, and the allowed values.
 
     `read` turns the number on the wire into the attribute's value, and `write` does the reverse. With `counts`, the
-    field is not an attribute but the number of items of that attribute, whose part follows.
+    field holds instead the number of items of that attribute; the items follow as a part.
     """
 
     name: str
@@ -159,7 +159,7 @@ def choice(name: str, options: type[IntEnum]) -> Fixed:
     """The field `name`: a byte with a value of the enumeration `options`, whose values are consecutive."""
     if sorted(options) != list(range(min(options), max(options) + 1)):
         raise TypeError(
-            f"{name}: expected an enumeration with consecutive values, but the values of {options} have gaps"
+            f"field {name}: expected an enumeration with consecutive values, but the values of {options} have gaps"
         )
     return Fixed(name, "B", min(options), max(options), options)
 
@@ -222,11 +222,14 @@ class Values(Part):
         start = at + 4 * number
         if start > len(body):
             raise Unreadable(
-                f"{self.name}: expected {4 * number} bytes for the lengths of {number} values, found {len(body) - at}"
+                f"field {self.name}: expected {4 * number} bytes for the lengths of {number} values, "
+                f"found {len(body) - at}"
             )
         ends = list(accumulate(struct.unpack_from(f"!{number}I", body, at), initial=start))
         if ends[-1] > len(body):
-            raise Unreadable(f"{self.name}: expected {ends[-1] - start} bytes of values, found {len(body) - start}")
+            raise Unreadable(
+                f"field {self.name}: expected {ends[-1] - start} bytes of values, found {len(body) - start}"
+            )
         return tuple(body[a:b] for a, b in pairwise(ends)), ends[-1]
 
 
@@ -252,7 +255,7 @@ class Items(Part):
             found.append(item)
         if self._ascending and found != sorted(found):
             earlier, later = next(pair for pair in pairwise(found) if pair[1] < pair[0])
-            raise Unreadable(f"{self.name}: expected items in ascending order, found {later} after {earlier}")
+            raise Unreadable(f"field {self.name}: expected items in ascending order, found {later} after {earlier}")
         return tuple(found), at
 
 
@@ -274,7 +277,7 @@ class Numbers(Part):
         end = _end_of_rows(self.name, body, at, items, size)
         numbers = struct.unpack_from(f"!{(end - at) // size}{self._code}", body, at)
         if numbers and not self._least <= min(numbers) <= max(numbers) <= self._most:
-            raise Unreadable(f"{self.name}: expected numbers from {self._least} to {self._most}, found {numbers}")
+            raise Unreadable(f"field {self.name}: expected numbers from {self._least} to {self._most}, found {numbers}")
         return numbers, end
 
 
@@ -294,8 +297,9 @@ class Mapped(Part):
         found: dict[int, int] = dict(self._form.iter_unpack(body[at:end]))
         if len(found) != (end - at) // self._form.size or max(found.values(), default=0) > self._most:
             raise Unreadable(
-                f"{self.name}: expected each key once and values up to {self._most}, found {len(found)} different keys "
-                f"in {(end - at) // self._form.size} entries, and {max(found.values())} as the largest value"
+                f"field {self.name}: expected each key once and values up to {self._most}, "
+                f"found {len(found)} different keys in {(end - at) // self._form.size} entries, "
+                f"and {max(found.values())} as the largest value"
             )
         return found, end
 
@@ -315,7 +319,7 @@ class Counted(Part):
         start = at + self._form.size
         if start > len(body):
             raise Unreadable(
-                f"{self.name}: expected {self._form.size} bytes for the number of items, found {len(body) - at}"
+                f"field {self.name}: expected {self._form.size} bytes for the number of items, found {len(body) - at}"
             )
         return self._part.decode(body, start, self._form.unpack_from(body, at)[0])
 
@@ -334,11 +338,11 @@ class Sized(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[Any, int]:
         start = at + _LENGTH.size
         if start > len(body):
-            raise Unreadable(f"{self.name}: expected {_LENGTH.size} bytes for the length, found {len(body) - at}")
+            raise Unreadable(f"field {self.name}: expected {_LENGTH.size} bytes for the length, found {len(body) - at}")
         end = start + _LENGTH.unpack_from(body, at)[0]
         value, used = self._part.decode(body[start:end], 0, None)
         if start + used != end:
-            raise Unreadable(f"{self.name}: its length says {end - start} bytes, but its fields take {used}")
+            raise Unreadable(f"field {self.name}: its length says {end - start} bytes, but its fields take {used}")
         return value, end
 
 
@@ -379,11 +383,13 @@ class Keyed(Part):
         for _ in range(items or 0):
             start = at + self._key.size
             if start > len(body):
-                raise Unreadable(f"{self.name}: expected {self._key.size} bytes for a key, found {len(body) - at}")
+                raise Unreadable(
+                    f"field {self.name}: expected {self._key.size} bytes for a key, found {len(body) - at}"
+                )
             key: Any = self._key.unpack_from(body, at)
             key = key if self._is_tuple else key[0]
             if key in found:
-                raise Unreadable(f"{self.name}: the key {key} occurs twice; each key may occur once")
+                raise Unreadable(f"field {self.name}: the key {key} occurs twice; each key may occur once")
             found[key], at = self._value.decode(body, start, None)
         return found, at
 
@@ -403,12 +409,15 @@ def _end_of_rows(name: str, body: bytes, at: int, items: int | None, size: int) 
     if items is None:
         if (len(body) - at) % size:
             raise Unreadable(
-                f"{name}: expected items of {size} bytes each, but {len(body) - at} bytes remain, which is no multiple"
+                f"field {name}: expected items of {size} bytes each, but {len(body) - at} bytes remain, "
+                "which is no multiple"
             )
         return len(body)
     end = at + items * size
     if end > len(body):
-        raise Unreadable(f"{name}: expected {items} items of {size} bytes each, but only {len(body) - at} bytes remain")
+        raise Unreadable(
+            f"field {name}: expected {items} items of {size} bytes each, but only {len(body) - at} bytes remain"
+        )
     return end
 
 
@@ -485,7 +494,7 @@ class Spec(Generic[_Message]):
         fields = self._form.unpack_from(body, start)
         for index, field in self._bounded:
             if not field.least <= fields[index] <= field.most:
-                raise Unreadable(f"{field.name}: expected {field.least} to {field.most}, found {fields[index]}")
+                raise Unreadable(f"field {field.name}: expected {field.least} to {field.most}, found {fields[index]}")
         attributes: dict[str, Any] = dict(zip(self._names, fields, strict=True))
         for index, name, read in self._read:
             attributes[name] = read(fields[index])

@@ -1,7 +1,7 @@
 """Control messages.
 
 HELLO exchanges rates, JOIN announces a member, PROBE and ECHO measure clocks, HEARTBEAT feeds the failure detector,
-NEW_RATE and RESERVED are the reservation by receivers. An end-of-slot mark can carry a request for another slot length
+NEW_RATE and RESERVED let receivers reserve bandwidth. An end-of-slot mark can carry a request for another slot length
 and setting requests; a setting request of the measurement service includes the SLA verdict behind it.
 """
 
@@ -55,7 +55,7 @@ _COPIES, _FEC, _THETA = 1, 2, 4
 class SettingRequest:
     """A setting request: the settings that a member needs, and the slot in which it first requested them.
 
-    The member repeats the request without any change.
+    Members repeat the request unchanged.
     """
 
     origin_slot: int
@@ -291,7 +291,8 @@ class Probe:
 class Echo:
     """The message ECHO, which answers a PROBE.
 
-    It has the clock reading in the probe, and the own clock when the probe arrived and when the answer left.
+    It has the clock reading in the probe, and the readings of its sender's clock when the probe arrived and when this
+    answer left.
     """
 
     probe_sent_ns: int

@@ -149,7 +149,7 @@ class Door:
     def open_nested(self, outer: Nested, sender: int, sender_incarnation: int) -> Frame | Refusal:
         """Decode the frame nested in `outer`; returns a Refusal if it is invalid.
 
-        It must come from this sender and incarnation, and have the epoch of `outer`.
+        The nested frame must name `sender` and `sender_incarnation` as its sender, and have the epoch of `outer`.
         """
         data, start, end = outer.datagram, outer.start, outer.end
         if end - start < HEADER_BYTES:

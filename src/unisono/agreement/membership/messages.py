@@ -78,7 +78,7 @@ class Flush:
 class Flushed:
     """A survivor's answer to the coordinator of a view change: how many messages of each member it has received.
 
-    If `ready`, the survivor has all last messages of the view.
+    If `ready`, the survivor has all messages up to the last ones of the view.
     """
 
     attempt: int
@@ -257,7 +257,7 @@ def encode_next_view(next_view: NextView) -> bytes:
 
 
 def decode_next_view(value: bytes) -> NextView | None:
-    """Decode a value that consensus decided. None if it is no valid next view: consensus does not read its values."""
+    """Decode a value that consensus decided. None if it is no valid next view: consensus does not check values."""
     try:
         return _NEXT_VIEW.decode(value)
     except Unreadable:

@@ -142,7 +142,7 @@ class ViewMulticast:
                 self._send(now, message, to)
 
     def retransmit(self, now: int, peers: Sequence[int]) -> None:
-        """Retransmit to these peers if they have acknowledged nothing new since the last call."""
+        """Retransmit to each of these peers that has acknowledged nothing new since the last call."""
         for peer in peers:
             channel, acked, own = self._unicasts[peer], self._peer_received[peer][self._me], self._kept[self._me]
             if acked == self._peer_received_before[peer]:
@@ -288,7 +288,7 @@ def _split_body(body: bytes, max_body_bytes: int) -> list[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """All that a newcomer needs to enter its first view: the view, the application's state, the last decision."""
+    """All that a newcomer needs to enter its first view: the view, the decision that led to it, and the state."""
 
     view_id: int
     members: Vector
@@ -302,7 +302,10 @@ class TransferredState:
 
 
 def encode_view_description(members: Vector, joined: Sequence[int], left: Sequence[int], decided: bytes) -> bytes:
-    """Encode a view for newcomers. It uses the form of a NextView, with 1 (joined), 2 (left) or 3 (both) as counts."""
+    """Encode a view for newcomers, followed by the decision that led to it.
+
+    The view has the form of a NextView with other counts: 1 for a member that joined, 2 for one that left, 3 for both.
+    """
     changes = {m: (m in joined) + 2 * (m in left) for m in sorted({*joined, *left})}
     view = encode_next_view(NextView(members, changes))
     return len(view).to_bytes(_LENGTH) + view + decided

@@ -162,7 +162,7 @@ class ViewSynchrony(Timed, Protocol):
         """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived."""
+        """Process a frame that has arrived."""
 
     def leave(self, now: int) -> None:
         """Ask to be left out of the next view. `NoLongerMember` follows when that is done.
@@ -191,7 +191,9 @@ class Membership:
         mistakes_per_s: float = MISTAKES_PER_S,
         founding: bool = True,
     ) -> None:
-        """Start a member. A majority of the `founders` that are `founding` may create the group; all others join it.
+        """Start a member. If `founding`, it may create the group, together with a majority of the `founders`.
+
+        Otherwise it joins a group that exists.
 
         Members send a heartbeat every `every_ns`, and retransmit after `retry_ns`, a round trip.
         """
@@ -281,7 +283,7 @@ class Membership:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived."""
+        """Process a frame that has arrived."""
         if self.ended:
             return
         if frame.kind in FailureDetector.kinds:
@@ -428,7 +430,7 @@ class Membership:
     # -- founding the group ----------------------------------------------------------------------------------
 
     def _found_group_if_ready(self, now: int) -> None:
-        """Propose the first view when all founders have been heard from.
+        """Propose the first view when messages of all founders have arrived.
 
         After a time limit, a majority of the founders is enough.
         """
@@ -482,7 +484,7 @@ class Membership:
                 self._view_multicast.request_missing(now, question.received, question.holders)
 
     def _advance_attempt(self, now: int, attempt: ViewChangeAttempt) -> None:
-        """As the coordinator, answer one's own open question, and propose the view when all survivors are ready."""
+        """As the coordinator, answer FLUSH and LAST_MESSAGES for this member; propose the view when all are ready."""
         view_multicast = self._installed_view()
         question, unanswered = attempt.open_question()
         if self.me in unanswered and isinstance(question, Flush):
@@ -780,8 +782,8 @@ class PastViews:
         """The decision to send to a member that is still in view `in_view`, while this member is in `view_id`.
 
         An incarnation is in a view only if it was in the previous one or has just joined. So a member that is two or
-        more views behind has been left out. If the decision that it missed is discarded, it only needs to know the
-        members of the present view.
+        more views behind has been left out. If this member has discarded the decision that the other one missed, it
+        reports the members of the present view, and that is enough.
         """
         known = self.decision_after(in_view)
         if known is None and in_view < view_id - 1:
@@ -800,11 +802,11 @@ class BlockedTime:
         self._reported = False
 
     def begin(self, now: int) -> None:
-        """A view change begins: this member stops delivering."""
+        """Record that a view change begins, so this member stops delivering."""
         self._since = now if self._since is None else self._since
 
     def end(self, now: int) -> int:
-        """The next view begins. Returns for how many nanoseconds this member delivered nothing."""
+        """Record that the next view begins. Returns for how many nanoseconds this member delivered nothing."""
         lasted = 0
         if self._since is not None:
             lasted = self.last_ns = now - self._since
@@ -834,7 +836,7 @@ class BlockedTime:
 
 
 def membership_of(policy: Policy, *, founding: bool = True) -> Membership:
-    """The membership automaton for a policy. If `founding`, a majority of the policy's members may create the group."""
+    """The membership automaton for a policy. If `founding`, it may create the group with a majority of the members."""
     return Membership(
         policy.member,
         policy.view.members,

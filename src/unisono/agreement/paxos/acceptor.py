@@ -73,7 +73,7 @@ class Acceptor:
     """The Paxos acceptor of one member: its promises, its accepted values, and how far these are decided."""
 
     def __init__(self, member: int, retained_values: int) -> None:
-        """Keep the last `retained_values` values that the snapshot replaces, for members that lag behind `member`."""
+        """`retained_values` is how many values that the snapshot replaces are kept for members that lag."""
         self.writes: list[Write] = []
         self.promised = 0
         self.decided = 0
@@ -124,7 +124,7 @@ class Acceptor:
             self.writes.append(Write((RECORDS.encode(DecisionRecord(upto)),), may_be_lost=True))
 
     def storage_id_matches(self, member: int, storage_id: int) -> bool:
-        """Whether a member still has the storage of its first frame. If not, it has lost its promises."""
+        """Whether a member still uses the storage that its first frame named. If not, it has lost its promises."""
         known = self._storage_ids.get(member)
         if known is None:
             self._storage_ids[member] = known = storage_id
@@ -330,7 +330,10 @@ class CatchUp:
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
-        """Add a part of a snapshot. Return and install it once it is complete and readable for the owner; else None."""
+        """Add a part of a snapshot. If it is complete now and the owner can read it, install and return it.
+
+        Otherwise return None.
+        """
         if snapshot.k <= self._acceptor.decided:
             return None
         if snapshot.k != self._partial_snapshot_k:

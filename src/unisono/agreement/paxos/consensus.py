@@ -8,8 +8,8 @@ consensus among the services of a group. This is Paxos with a stable leader:
    sends PREPARE with a new ballot. A member that answers PROMISE accepts no lower ballot from then on, and reports all
    that it has accepted. With the promises of a majority the candidate leads.
 2. Accept, accepted. The leader sends its values in ACCEPT frames, up to `window` undecided instances at a time. First
-   come the values that an earlier leader may already have had decided: the reported ones of the highest ballot.
-   A follower stores them and answers ACCEPTED.
+   come the values that may be decided under an earlier leader: for each instance, the reported value with the highest
+   ballot. A follower stores them and answers ACCEPTED.
 3. Learn. A value is decided when a majority, the leader included, has accepted it under one ballot. The leader's next
    ACCEPT announces how far instances are decided. A member that lags fetches decided values, or a snapshot, with
    FETCH (`acceptor.py`). In a group of two or three a follower does not wait for the announcement: see `FollowerState`.
@@ -211,7 +211,8 @@ class Consensus:
             raise InvalidOption("k", f"expected an instance number of 1 or more, not {k}")
         if len(value) > self.max_value_bytes:
             raise InvalidOption(
-                "value", f"it has {len(value):,} bytes and a frame holds at most {self.max_value_bytes:,}: split it"
+                "value",
+                f"the value has {len(value):,} bytes, but a frame holds at most {self.max_value_bytes:,}; split it",
             )
         if k > self.decided + self.window:
             return False
@@ -225,7 +226,7 @@ class Consensus:
         return True
 
     def withdraw(self) -> None:
-        """Drop all own proposals that no leader has proposed yet."""
+        """Drop all values of this member that no leader has proposed yet."""
         self._proposals.clear()
         if self._leader_state is not None:
             self._leader_state.pending_values.clear()
@@ -358,7 +359,7 @@ class Consensus:
     # -- phase 1: prepare, promise ---------------------------------------------------------------------------
 
     def _campaign_at(self) -> int:
-        """When this member may become a candidate. The first trusted member after the last leader comes first."""
+        """When this member may become a candidate. Trusted members take turns, beginning after the last leader."""
         last = owner_of(self._highest_ballot)
         order = [m for m in self.members if m > last] + [m for m in self.members if m <= last]
         rank = self.detector.trusted(order).index(self.me)
@@ -521,7 +522,7 @@ class Consensus:
             self._become_leaderless(now)
 
     def _leader_timeout_ns(self) -> int:
-        """How long a follower waits for an ACCEPT: as long as for a heartbeat, plus one of the leader's intervals."""
+        """How long a follower waits for an ACCEPT of its leader: the leader's heartbeat time-out plus one interval."""
         return self.detector.timeout_ns(self.leader or self.me) + self._every_ns
 
     def _forward_proposals(self, now: int, instances: Iterable[int]) -> None:
@@ -670,9 +671,9 @@ class LeaderState:
         return frames
 
     def accepts_to_retransmit(self, member: int, max_bytes: int) -> list[Accept]:
-        """ACCEPT frames with the undecided values that a member has not accepted since the last call.
+        """ACCEPT frames that repeat the undecided values to a member that has accepted nothing since the last call.
 
-        The member fetches decided values by itself.
+        They do not repeat decided values: the member fetches those by itself.
         """
         accepted = max(self._accepted_upto[member], self._acceptor.decided)
         before, self._accepted_upto_before[member] = self._accepted_upto_before[member], accepted
@@ -692,10 +693,9 @@ class LeaderState:
 class FollowerState:
     """The values that a follower has accepted under its leader's ballot. Up to `accepted_upto` there is no gap.
 
-    In a group of two or three, two members are a majority, so a follower decides alone: the leader accepted the value
-    before it sent it, and with the follower's own acceptance the majority is complete. The follower therefore decides
-    every value that it accepts, one message delay after the leader sent it, and does not wait for the leader to
-    announce the decision (which would take two more delays). In a larger group it waits.
+    In a group of two or three, two members are a majority. The leader accepted a value before it sent it, so the value
+    is decided as soon as a follower accepts it too. The follower does not wait until the leader announces the decision,
+    which would take two more message delays. In a larger group it waits.
     """
 
     def __init__(self, acceptor: Acceptor, accept: Accept, *, two_are_majority: bool) -> None:
@@ -758,7 +758,7 @@ class StorageIdentity:
         return False
 
     def on_mismatch(self, sender: int, mismatch: StorageMismatch) -> None:
-        """A member reports the storage id that it recorded for this member.
+        """Handle a member's report of the storage id that it recorded for this member.
 
         If the id is that of the present storage, the frame was meant for an earlier incarnation and is ignored.
         """

@@ -133,7 +133,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StorageMismatch:
-    """The reply to a member that returned with another storage: the storage id that holds its promises."""
+    """The reply to a member that returned with another storage: the id of the storage that holds its promises."""
 
     recorded_storage_id: int
 

@@ -69,7 +69,7 @@ def _parts(key: str) -> list[str]:
 def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) -> str:
     """The path of the table that a header opens.
 
-    A list of tables in it is followed by the number of its latest table.
+    In the path, the name of a list of tables is followed by the number of its latest table, such as `sla[2]`.
     """
     path = ""
     for position, part in enumerate(parts):

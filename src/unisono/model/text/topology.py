@@ -35,7 +35,7 @@ def parse_topology(table: TomlTable) -> tuple[Multigroup, Routes]:
 
 
 def parse_sends(table: TomlTable, multigroup: Multigroup | None) -> tuple[str, ...]:
-    """Parse the groups that a group may send to after a topology step."""
+    """Parse the field `sends` of a planned topology change: the groups that the group may send to from then on."""
     value = table.pop("sends")
     if multigroup is None:
         raise table.error("kind", "a topology step needs a [topology] table in the scenario; add one")
@@ -57,13 +57,14 @@ def _lists(table: TomlTable, field: str, kind: type[_Item], expected: str) -> di
 
 
 def _routes(table: TomlTable, topology: Topology) -> dict[int, tuple[tuple[str, ...], ...]]:
-    """For each member, lists of destination groups, which its messages use in turn.
+    """For each member, the lists of destination groups that its messages use in turn.
 
-    The file gives them for the member's group. By default they are all possible receivers, then each receiver alone.
+    The file gives these lists per group. The default is one list of all groups that the member's group may send to,
+    followed by each of these groups alone.
     """
     destinations = table.pop("to", {})
     if not isinstance(destinations, dict):
-        raise table.error("to", f"expected a table of lists of lists of groups, got {destinations!r}")
+        raise table.error("to", f"expected a table with lists such as [['a', 'b'], ['a']], got {destinations!r}")
     routes = {}
     for name in topology.names:
         receivers = topology.receivers_from(name)

@@ -9,10 +9,10 @@ of a slot is never empty. The order ends every slot with an end-of-slot mark, th
 the last block. In a slot without messages the mark is the paper's dummy. Waiting costs no latency, since a slot is
 delivered after its end (001-7).
 
-How b consecutive datagrams are counted (001-4): a block of at most b shares leaves in one go, so the sender's link
-carries nothing else between its first and last share. Frames other than the order's data (HELLO, JOIN, PROBE) pass at
-once and uncoded, always between two blocks. So every block lies within some b consecutive datagrams, of which at most
-a are lost.
+How b consecutive datagrams are counted (001-4): a block of at most b shares leaves in one go. So the sender's link
+carries nothing else between the first and the last share. Frames other than the order's data (HELLO, JOIN, PROBE) pass
+at once and uncoded, always between two blocks. So every block lies within some b consecutive datagrams, of which at
+most a are lost.
 
 Receiving: an original goes up when it arrives, even behind a gap, and a reconstructed one as soon as it is computed.
 The order stores frames by slot and number (Rqueue), so holding them back here would only cost time. If a block of a
@@ -59,7 +59,7 @@ _SHARE_OVERHEAD_BYTES = 512
 
 
 def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
-    """(a, b) unchanged; raises InvalidOption if blocks of b shares with a redundant ones are not possible."""
+    """Return (a, b) as given; raises InvalidOption if blocks of b shares with a redundant ones are not possible."""
     check_fec(fec)
     return fec
 
@@ -110,9 +110,9 @@ def ask_above_fec(ask: Ask) -> Ask:
 def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
     """An order's offer, adjusted for the cost of forward error correction.
 
-    The order sends at least an end-of-slot mark in each slot, so its O frames per second become at most
-    O·b/(b-a) + a(b-a-1)/(b-a)/Θ; for O = AppAvgRate + 1/Θ that is AppAvgRate·b/(b-a) + (a+1)/Θ (001-2). The latency
-    bound stays the same (001-7).
+    The order sends at least an end-of-slot mark in each slot. So its O frames per second become at most O·b/(b-a) +
+    a(b-a-1)/(b-a)/Θ. With O = AppAvgRate + 1/Θ that is AppAvgRate·b/(b-a) + (a+1)/Θ (001-2). The latency bound stays
+    the same (001-7).
     """
     a, b = checked_fec(fec)
     k = b - a
@@ -404,7 +404,7 @@ class Fec:
             self.incomplete_blocks += stream.raise_floor(min(stream.slots) + 1)
 
     def _complete_block(self, stream: _SenderBlocks, slot: _SlotBlocks, share: Share) -> None:
-        """Reconstruct the missing originals of the share's block, which now has as many shares as originals."""
+        """Reconstruct the missing originals of a block, after as many shares as it has originals have arrived."""
         shares = slot.incomplete.pop(share.block)
         stream.held_bytes -= stored_bytes(shares)
         slot.complete.add(share.block)

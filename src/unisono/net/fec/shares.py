@@ -1,10 +1,10 @@
 """Wire form and erasure code of forward error correction (paper 001 §5.1).
 
 A block has b shares: b−a originals, which are the frames to protect, and a redundant shares calculated from them. A FEC
-frame has the common header, and a share as its body. The header's sequence field, which a share does not need for
-a sequence number, holds the share's position in its block, so a share costs exactly one header. The share of an
-original is its encoded frame, as it would travel without this layer. Only for coding, shorter originals are padded with
-zeros to the longest of their block. The sizes are coded too, so a reconstructed frame has its exact size.
+frame has the common header, and a share as its body. The header's sequence field holds the share's position in its
+block, so a share costs exactly one header. The share of an original is its encoded frame, as it would travel without
+this layer. Only for coding, shorter originals are padded with zeros to the longest of their block. The sizes are coded
+too, so a reconstructed frame has its exact size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pack_share_position(size: int, block: int, index: int, originals: int, redun
 
 
 def unpack_share_position(position: int) -> tuple[int, int, int, int, int]:
-    """Unpack the arguments of `pack_share_position`, in its order, unchecked: the size may exceed SIZE_END."""
+    """Return the arguments of `pack_share_position`, in its order. They are not checked: size may exceed SIZE_END."""
     return position >> 40, position >> 24 & 0xFFFF, position >> 16 & 0xFF, position >> 8 & 0xFF, position & 0xFF
 
 
@@ -96,7 +96,7 @@ def prepare_coder(originals: int, redundant: int) -> None:
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
-    """The redundant shares of a block, each as (code over the sizes, bytes)."""
+    """The redundant shares of a block, each as two codes: one of the originals' sizes, one of their bytes."""
     encoder, wanted = _encoder(len(originals), redundant)
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))

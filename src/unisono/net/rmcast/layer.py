@@ -96,8 +96,8 @@ def order_policy(policy: Policy) -> Policy:
 def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> BandwidthReservation:
     """The reservation for all ρ+1 copies of a sender's messages, if one copy of each needs `own`.
 
-    The average is ρ+1 times as large. A slot carries at most 2ρ+1 bursts: the first copies of one slot, and for each
-    later copy those of an interval of the same length, which overlaps at most two slots.
+    The average is ρ+1 times as large. A slot carries at most 2ρ+1 bursts: one of first copies, and two for each of the
+    ρ later copies. Later copies may be of messages from two slots, because η need not be a multiple of Θ.
     """
     burst = own.burst_bytes_per_slot * (2 * redundancy.rho + 1)
     return replace(own.scaled(redundancy.rho + 1), burst_bytes_per_slot=burst)
@@ -112,7 +112,7 @@ class Rmcast:
     opens = frozenset({Kind.RMCAST})
 
     def __init__(self, policy: Policy, chance: RandomSource | None = None) -> None:
-        """`chance` draws ζ; by default, a stream seeded with the group, the member and its incarnation."""
+        """`chance` draws ζ. By default it is a random stream seeded with the group, the member and its incarnation."""
         if policy.reliable is None:
             raise InvalidOption("reliable", "expected Redundancy(...) with ρ, η and ω for reliable multicast, got None")
         self.down: list[Frame] = []

@@ -10,9 +10,9 @@ Receiver: `on_copy` sets the time-out η+ω, no matter which process broadcast t
 arrives in time, the process waits for a random ζ more. Then it takes over, from the largest copy number k that it has
 received.
 
-Counting is a rule of this project. The guarantee (7) rests on ρ+2 broadcasts: k+1 by the originator, of which the last
-may have been incomplete, and ρ-k+1 by the receiver. A process that knows of ρ+2 broadcasts, by any processes, makes
-none itself.
+Counting is a rule of this project. The paper's guarantee, equation (7), rests on ρ+2 broadcasts: k+1 by the originator,
+of which the last may have been incomplete, and ρ-k+1 by the receiver. A process that knows of ρ+2 broadcasts, by any
+processes, makes none itself.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class ExactOmega:
     def largest_omega(self, k: int, left_ns: int) -> int:
         """The largest possible ω after copy k, with `left_ns` left of S: at least the negotiated ω.
 
-        FOREVER if (9) of paper 002 holds, else ω by (11). Once S is over, the negotiated ω.
+        It is FOREVER if condition (9) of paper 002 holds, and otherwise follows from (11). Once S is over, it is the
+        negotiated ω.
         """
         if left_ns <= 0:
             return self._redundancy.omega_ns

@@ -1,21 +1,22 @@
 """CBR: total order without failures, at constant rates (paper 000 §4, errata 000-1 to 000-12).
 
 Time is divided into cycles of one second, numbered from the Unix epoch. Each member declares a rate of its own. A
-member of rate r has r turns per cycle and sends one message or one dummy in each; turn k is due at the start of the
+member of rate r has r turns per cycle and sends one message or one dummy in each. Turn k is due at the start of the
 cycle plus k/r. Every member knows all rates, and so the order in which perfect clocks would send the turns of a cycle:
-Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (paper 000,
-Theorem 1).
+Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (paper 000, Theorem
+1).
 
 Sending: `submit` queues the message of the next turn; `_send_due_turns` sends each turn when it is due, from `wake`.
 Receiving: `from_below` stores frames per sender and turn; `_deliver_ready_turns` delivers every turn that is next in
 Porder and complete.
 Rates: a rate holds for whole cycles. Each frame header declares the sender's rate of the next cycle, so a rate change
-takes no turn (000-5) and needs no instant within a cycle (000-12). `_finish_cycle` switches to the declared rates.
+takes no turn of its own (000-5) and happens only between cycles (000-12). `_finish_cycle` switches to the declared
+rates.
 
 The names are the paper's: Porder, `current`, the modes of figure 2, Squeue and Rqueue. Squeue holds a single message,
 since a second one would wait for more than a period. On the wire the slot field holds the turn number. In deliveries,
-the slot is the slot of length Θ in which the turn was due, and the position is the number of turns processed before:
-the k of paper 000, Lemma 4.1.
+the slot is the slot of length Θ in which the turn was due. The position is the number of turns processed before, the k
+of paper 000, Lemma 4.1.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class Cbr(OrderBase):
         self.window_slots = self._window_turns(self._renegotiation.rate)
 
     def _window_turns(self, rate: int) -> int:
-        """How many turns a member may have sent but not delivered itself: the turns of a time Δ+Γ, and three more."""
+        """How many of its own turns a member may have sent and not delivered: those of a time Δ+Γ, and three more."""
         return -(-turn_bound_ns(self._timing) * rate // CYCLE_NS) + 3
 
     def _change_mode(self, action: CbrAction) -> None:
@@ -507,10 +508,10 @@ class Cbr(OrderBase):
         return declared if declared is None else replace(declared, avg=self.rate.get(peer, declared.avg))
 
     def done_slot(self) -> int:
-        """The last slot that is finished here: no more of its messages will be delivered.
+        """The last slot that counts as finished here: normally, all its messages are delivered.
 
-        While this member waits for a late turn it delivers nothing. So the slots before the last check of lateness
-        count as finished.
+        While this member waits for a late turn, it delivers nothing. Then all slots before the last check for late
+        turns count as finished, although the late turn may still arrive.
         """
         if self.mode not in CBR_RUNNING:
             return 0

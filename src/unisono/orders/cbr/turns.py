@@ -1,9 +1,9 @@
 """Turns and rates of the CBR order: Porder and rate changes (paper 000 §4.1, §4.2, figure 5).
 
-Turns (errata 000-1 to -4, -7, -11). A cycle is one second of absolute clock. A member of rate r has the turns 0 to r-1
-in each cycle, and turn k is due at the instant k/r. Porder lists the turns of all members, sorted by (k/r, member).
-All arithmetic is in exact integers. A member sends turn k at k/r rounded down to nanoseconds, which keeps the order: if
-k/r < k'/r', then equal clocks never send the first turn after the second.
+Turns (errata 000-1 to -4, -7, -11). A cycle is one second, counted from the Unix epoch. A member of rate r has the
+turns 0 to r-1 in each cycle, and turn k is due at the instant k/r. Porder lists the turns of all members, sorted by
+(k/r, member). All arithmetic is in exact integers. A member sends turn k at k/r rounded down to nanoseconds, which
+keeps the order: if k/r < k'/r', then equal clocks never send the first turn after the second.
 
 Rates (§4.2). Every frame declares its sender's rate for the next cycle, and the last frame of a cycle decides. All
 members have that frame before the first turn that it affects. Under receiver-based reservation a member first asks
@@ -243,7 +243,10 @@ class RateRenegotiation:
         return not self._by_receiver or len(self._incoming_rates) == len(self._peers)
 
     def on_cycle_start(self, rates: dict[int, int]) -> None:
-        """Delivery enters a cycle in which members have these rates; members that are not in `rates` have left."""
+        """Adjust the reservations to the rates of the cycle that delivery enters.
+
+        Members that are not in `rates` have left.
+        """
         self._peers = tuple(m for m in self._peers if m in rates)
         self._unconfirmed_receivers = {peer: None for peer in self._unconfirmed_receivers if peer in rates}
         if self._by_receiver:

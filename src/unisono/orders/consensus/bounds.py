@@ -13,8 +13,8 @@ from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 def consensus_latency_bound_ns(timing: Timing) -> int:
     """The latency bound of the order `consensus`: 6Δ while no member fails and no datagram is lost.
 
-    The message travels to the leader (Δ). It may wait there until one of the instances in progress is decided, if as
-    many are in progress as may be (2Δ). Then come ACCEPT and ACCEPTED (2Δ), and the leader announces the decision (Δ).
+    The message travels to the leader (Δ). If the largest allowed number of instances is in progress, it waits there
+    until one of them is decided (2Δ). Then come ACCEPT and ACCEPTED (2Δ), and the leader announces the decision (Δ).
     """
     return 6 * timing.delta_ns
 

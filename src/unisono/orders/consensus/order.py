@@ -179,7 +179,7 @@ class ConsensusOrderBase(ABC):
         """At the end of `flush`, when there is nothing to propose or apply: queue outgoing frames, and leave if due."""
 
     def leave(self, now: int) -> None:
-        """Leave when all submitted messages are in the log. It still counts in the others' majority."""
+        """Leave when all submitted messages are in the log. The others still count this member for their majority."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
             self.has_pending_input = True
@@ -420,7 +420,7 @@ class ConsensusOrder(ConsensusOrderBase):
             self._leave_if_done(now)
 
     def _on_leader_change(self, now: int) -> None:
-        """Drop what was collected for the previous leader, and forward all undecided bundles to the new one."""
+        """Drop the bundles collected under the previous leader, and forward all own undecided ones to the new one."""
         self.consensus.withdraw()
         self._to_propose.clear()
         self._next_to_propose.clear()
@@ -631,7 +631,7 @@ class AgreedLog:
             raise StorageError(
                 f"the snapshot of the log up to instance {restored.k} cannot be read: {error}. Check that all members "
                 "use the same order and the same release of unisono, and that they wrote this member's storage file. "
-                "Do not restore an older copy of the file: it lacks promises"
+                "Do not restore an older copy of the file: it lacks promises that this member made later"
             ) from error
         self._message_count, self.slot, self.first_slot = state.messages, state.slot, state.slot + 1
         self._next_serials = {its.member: (its.incarnation, its.next_serial) for its in state.senders}

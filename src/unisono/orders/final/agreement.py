@@ -129,7 +129,7 @@ class FinalProposer:
     """Chooses the next proposals of a leader, during one term."""
 
     def __init__(self, reports: MemberReports, log: FinalLog, majority: int, hole_timeout_ns: int) -> None:
-        """If messages of an unresponsive sender are missing, later ones wait `hole_timeout_ns` for them."""
+        """`hole_timeout_ns` is how long later messages of an unresponsive sender wait for its missing ones."""
         self._reports = reports
         self._log = log
         self._majority = majority
@@ -144,7 +144,7 @@ class FinalProposer:
     def new_participants(self, trusted: Sequence[int], all_slots_done: int) -> dict[int, int]:
         """Members that have reported and do not take part yet, with their incarnations.
 
-        A member that reports `all_slots_done` as its last finished slot is leaving and is not included.
+        A leaving member is not included: it reports `all_slots_done` as its last finished slot.
         """
         found = {}
         for member in trusted:
@@ -280,7 +280,7 @@ class FinalLog:
             raise StorageError(
                 f"the snapshot of the final order up to instance {restored.k} cannot be read: {error}. Check that all "
                 "members use the same release of unisono, and that it wrote this member's storage file. Do not restore "
-                "an older copy of the file: it lacks promises"
+                "an older copy of the file: it lacks promises that this member made later"
             ) from error
         self.k, self.message_count, self.slot, self.final = restored.k, state.message_count, state.slot, state.final
         self.participants, self._closed_incarnations = dict(state.participants), dict(state.closed_incarnations)

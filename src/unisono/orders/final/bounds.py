@@ -23,7 +23,9 @@ def report_every_ns(timing: Timing) -> int:
 
 
 def final_latency_ns(timing: Timing, early_ns: int) -> int:
-    """When messages are final if no member fails and nothing is lost, given that they are early within `early_ns`.
+    """How long a message takes to become final, if no member fails and nothing is lost.
+
+    `early_ns` is the latency bound of its early delivery.
 
     A member reports at the end of its interval. The report, the leader's value, the votes and the decision take Δ each:
     4Δ. This is an estimate and not a guarantee.
@@ -65,8 +67,8 @@ def with_finals(offer: Offer, ask: Ask) -> Offer:
 def background_bytes_per_s(policy: Policy) -> int:
     """The traffic that final deliveries add, in bytes per second.
 
-    It is that of reports, each of all slots that are not final yet; of a leader's values, each slot once; and of two
-    heartbeats.
+    It consists of reports, each about all slots that are not final yet; of the leader's values, which contain each slot
+    once; and of heartbeats.
     """
     timing, members = policy.timing, len(policy.view.members)
     frame = HEADER_BYTES + UDP_IP_BYTES

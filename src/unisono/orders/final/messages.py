@@ -42,7 +42,7 @@ ALL_SLOTS_DONE = SEQUENCE_LIMIT - 1
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """One part of a member's report. The frame's number is the number of the part, its burst the number of parts."""
+    """One part of a member's report. In its frame, `number` is the number of this part and `burst` counts all parts."""
 
     done_slot: int
     """The sender will deliver nothing more early in slots up to this one."""
@@ -64,7 +64,7 @@ class RecoveryRequest:
 class RecoveryReply:
     """Answers a recovery request with messages, or with a part of one message.
 
-    With `total_bytes` 0 it says that the messages were final at the replying member, which has dropped them.
+    With `total_bytes` 0 it says that the replying member has delivered the messages finally and dropped them.
     """
 
     message_range: MessageRange
@@ -85,7 +85,7 @@ def _is_possible(message_range: MessageRange) -> bool:
 
 
 def _impossible_text(message_range: MessageRange) -> str:
-    return f"expected a slot and sequence numbers below 2**63 and at least one message, found {message_range}"
+    return f"a message range needs a slot and numbers below 2**63, and at least one message; found {message_range}"
 
 
 def _read_range(data: bytes) -> MessageRange:
@@ -96,7 +96,7 @@ def _read_range(data: bytes) -> MessageRange:
 
 
 class _Ranges(Part):
-    """A part with message ranges, up to the end of the message.
+    """A message field that holds message ranges and takes the rest of the bytes.
 
     A report can hold hundreds of them, so struct reads them all in one call.
     """
@@ -107,18 +107,18 @@ class _Ranges(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRange, ...], int]:
         if (len(body) - at) % MESSAGE_RANGE_BYTES:
             raise Unreadable(
-                f"{self.name}: expected message ranges of {MESSAGE_RANGE_BYTES} bytes each, but {len(body) - at} bytes "
-                "remain, which is no multiple"
+                f"field {self.name}: expected message ranges of {MESSAGE_RANGE_BYTES} bytes each, "
+                f"but {len(body) - at} bytes remain, which is no multiple"
             )
         message_ranges = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(body[at:])))
         if not all(map(_is_possible, message_ranges)):
             impossible = next(each for each in message_ranges if not _is_possible(each))
-            raise Unreadable(f"{self.name}: {_impossible_text(impossible)}")
+            raise Unreadable(f"field {self.name}: {_impossible_text(impossible)}")
         return message_ranges, len(body)
 
 
 def _reply_is_consistent(reply: RecoveryReply) -> bool:
-    """Whether the data of a recovery reply lies within its `total_bytes`. A reply with several messages fills it."""
+    """Whether the data of a recovery reply lies within `total_bytes`, and fills them if it is several messages."""
     size = len(reply.data)
     if reply.message_range.length > 1:
         return reply.offset == 0 and size == reply.total_bytes
@@ -166,7 +166,9 @@ def decode_messages(data: bytes, number: int) -> list[bytes]:
         messages.append(data[at + LENGTH_BYTES : end])
         at = end
     if at != len(data) or len(messages) != number:
-        raise Unreadable(f"expected {number} messages in {len(data)} bytes, found {len(messages)} in {at} bytes")
+        raise Unreadable(
+            f"a recovery reply needs {number} messages in {len(data)} bytes, found {len(messages)} in {at} bytes"
+        )
     return messages
 
 

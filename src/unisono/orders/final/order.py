@@ -11,9 +11,9 @@ decided ranges are delivered finally in one sequence that is the same at all mem
 consecutive messages in a slot. The cost is therefore per slot and sender, one instance decides many slots, and no
 message is sent twice unless it was lost.
 
-Guarantees, while a majority of the members is up and can communicate: a message that is final at one member becomes
-final at all that do not crash (uniform agreement), and an early delivery of a member that does not crash becomes final.
-Without a majority nothing becomes final; early deliveries continue until PENDING_BYTES_MAX wait.
+Guarantees, while a majority of the members is up and can communicate: A message that is final at one member becomes
+final at all members that do not crash (uniform agreement). An early delivery of a member that does not crash becomes
+final. Without a majority nothing becomes final; early deliveries continue until PENDING_BYTES_MAX wait.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class FinalOrder:
     def _was_dropped(self, message_range: MessageRange) -> bool:
         """Whether this member has delivered these messages finally and dropped them.
 
-        It never had messages that are not delivered yet, or that were final before it took part.
+        False if it has not delivered them yet, or if they became final before it took part.
         """
         undelivered = any(agreed.message_range.sender_slot == message_range.sender_slot for agreed in self._undelivered)
         return self.participates() and not undelivered and not self.log.not_yet_final(message_range)
@@ -486,7 +486,7 @@ class FinalOrder:
             self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
 
     def _depart_if_done(self, now: int) -> None:
-        """Stay until all held messages are final and all reachable members know it, or until a time-out."""
+        """Leave when all held messages are final and all reachable members know it, or at a time-out."""
         if self._order_left is None:
             return
         all_final = not (self._pending_bytes or self._undelivered)

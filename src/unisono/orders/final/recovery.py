@@ -90,7 +90,7 @@ class Recovery:
         self._request(now, missing)
 
     def _request(self, now: int, missing: dict[MessageRange, list[int]]) -> None:
-        """Request each missing range from one of its holders, unless an earlier request for it is not overdue yet."""
+        """Request each missing range from one of its holders, unless an earlier request may still be answered."""
         requests: dict[int, list[MessageRange]] = {}
         previous, self._requested = self._requested, {}
         for message_range, holders in missing.items():

@@ -271,7 +271,7 @@ class LeaderOrderBase(VariableRateBase):
         return frame
 
     def _reserve_as_leader(self) -> None:
-        """A new leader needs more bandwidth. If the network refuses, it leads anyway and reports a violation."""
+        """Reserve the larger bandwidth of a new leader. If the network refuses, lead anyway and report a violation."""
         if self.election.leading == self._reserved_as_leader:
             return
         self._reserved_as_leader = self.election.leading
@@ -299,7 +299,7 @@ class LeaderOrderBase(VariableRateBase):
         self._index += packed_messages.count
 
     def _apply_member_list(self, entry: StreamEntry) -> None:
-        """Change the view, at the same position of the order at every member."""
+        """Change the view as a member list says. Every member does this at the same position of the order."""
         old, new, me = self.view.members, entry.member_list().members, self._policy.member
         joined, left = tuple(m for m in new if m not in old), tuple(m for m in old if m not in new)
         self.view = View(new, entry.slot)
@@ -325,7 +325,7 @@ class LeaderOrderBase(VariableRateBase):
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """Any slot that a clock can show, since the order compares no clocks."""
+        """The last slot that a frame may name: any that a clock can show, since the order compares no clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
 
     def leader_change_bound_ns(self) -> int:
@@ -333,7 +333,7 @@ class LeaderOrderBase(VariableRateBase):
         return leader_change_bound_ns(self._timing)
 
     def outage_ns(self, died: Sequence[int]) -> int:
-        """The longest time after the bound that a message may take if these members crash, in the order of the list.
+        """How much longer than the bound a message may take if these members crash, in the order of the list.
 
         The lowest live member leads. A member that crashes together with a leader may add one wait for votes.
         """

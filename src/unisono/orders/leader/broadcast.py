@@ -1,7 +1,8 @@
 """Leader broadcast (paper 000 §8.1): members send to a leader, and it multicasts the frames in the order of arrival.
 
-The leader decides the order per frame. AppLatency is 2Δ+p: Δ to the leader, at most p there, and Δ to all members. No
-clock is compared to another one. Timers fire Γ early, so that a clock that is wrong by Γ does not break the bound.
+The leader decides the order per frame. The latency bound is 2Δ+p: Δ to the leader, at most p there, and Δ to all
+members. No clock is compared to another one. Timers fire Γ early, so that a clock that is wrong by Γ does not break the
+bound.
 
 Sending: `submit` packs messages into frames, and each frame goes to the leader at once (`_send_to_leader`). A frame
 stays in `_pending_frames` until this member delivers it. Overdue frames, and all frames after a change of leader, are

@@ -62,7 +62,7 @@ def heartbeat_timeout_ns(timing: Timing) -> int:
 
 
 def vote_wait_ns(timing: Timing) -> int:
-    """How long after suspecting the leader a candidate has the votes of all live members: 2Δ+2Γ."""
+    """How long after it suspected the leader a candidate has received the votes of all live members: 2Δ+2Γ."""
     return 2 * timing.delta_ns + 2 * timing.gamma_ns
 
 
@@ -71,15 +71,19 @@ def leader_change_bound_ns(timing: Timing) -> int:
 
     A survivor follows the new leader when it has its member list.
 
-    The terms are the heartbeat time-out, and Γ for the clock that measures it; the wait for votes, and Γ; Δ for the
-    member list to arrive; and Δ because members differ by that much in when they last received the leader. Each further
-    member that crashes with the leader may add one wait for votes.
+    This is the sum of:
+    - the heartbeat time-out, and Γ for the clock that measures it;
+    - the wait for votes, and Γ for the clock that measures it;
+    - Δ for the member list to arrive;
+    - Δ because the leader's last frame may reach some members that much later than others.
+
+    Each further member that crashes with the leader may add one wait for votes.
     """
     return heartbeat_timeout_ns(timing) + vote_wait_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
 
 
 def outage_ns(timing: Timing, processing_ns: int) -> int:
-    """The longest time after the bound that a message may take if the leader crashes: the change of leader plus Δ+p.
+    """How much longer than the bound a message may take if the leader crashes: the change of leader plus Δ+p.
 
     A message on its way to the leader, or waiting there for p, is lost with the leader and starts again.
     """
@@ -130,7 +134,7 @@ class StreamMembership:
         return not self.is_current_member(member) and not has_left and position >= self.admitted_at[member]
 
     def majority(self) -> int:
-        """More than half of the members with which the group started, except those that departed."""
+        """The size of a majority of the members that the group started with, not counting those that left normally."""
         return (len(self.members) - len(self.departed)) // 2 + 1
 
     def apply_member_list(self, entry: StreamEntry) -> None:
@@ -299,9 +303,9 @@ class LeaderElection:
         self._send_heartbeat(now)
 
     def detect_own_pause(self, now: int) -> None:
-        """If this member missed its own heartbeat, it was paused and its knowledge of the others is outdated.
+        """Check whether this member was paused: then its last heartbeat is overdue, and its knowledge is outdated.
 
-        Call this before any other processing. A leader then orders nothing until a majority has answered it.
+        Call this before any other processing. A leader that was paused orders nothing until a majority has answered it.
         """
         if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
             return
@@ -360,7 +364,7 @@ class LeaderElection:
     # -- heartbeats and members ------------------------------------------------------------------------------
 
     def _send_heartbeat(self, now: int, *, wants_answer: bool = False) -> None:
-        """Send what a candidate, a leader or a follower sends once per slot."""
+        """Send the message of this slot: a vote request as a candidate, otherwise a heartbeat."""
         self._next_heartbeat = self.timing.end_of(self.timing.slot_of(now))
         if self._election_state.is_candidate:
             self.frame_sender.send(now, VoteRequest(self.promised_term))
@@ -540,7 +544,7 @@ class LeaderElection:
                 self.frame_sender.send_entry(now, entry, self.promised_term, to=sender)
 
     def fence(self, position: int) -> None:
-        """The majority agreed on another order than the one delivered here, so this member must leave."""
+        """Report that this member must leave, because the majority agreed on another order than it delivered."""
         if not self.fenced:
             self.fenced = True
             self.events.append(_fenced_violation(self.member, position))

@@ -132,7 +132,7 @@ class EntryHeader(NamedTuple):
 class LastFrames:
     """Which frames of a removed member count: all of earlier requests, and of `request` those below `number`.
 
-    If `request` is ALL_REQUESTS, all frames of the member count: it left in an orderly way.
+    If `request` is ALL_REQUESTS, all frames of the member count: it left normally.
     """
 
     member: int
@@ -224,12 +224,12 @@ def decode_entry_header(data: bytes, start: int, end: int) -> EntryHeader:
     )
     entry_type = _ENTRY_TYPES.get(code)
     if entry_type is None:
-        raise Unreadable(f"entry_type: expected one of {sorted(_ENTRY_TYPES)}, found {code}")
+        raise Unreadable(f"field entry_type: expected one of {sorted(_ENTRY_TYPES)}, found {code}")
     header = EntryHeader(
         term, position, entry_term, previous_term, entry_type, origin, incarnation, ordinal, stamps, request
     )
     if term > TERM_MAX:
-        raise Unreadable(f"term: expected at most {TERM_MAX}, found {term}")
+        raise Unreadable(f"field term: expected at most {TERM_MAX}, found {term}")
     if position >= SEQUENCE_LIMIT or ordinal >= SEQUENCE_LIMIT or request >= SEQUENCE_LIMIT:
         raise Unreadable(f"position, ordinal and request must each be less than 2**63, but found {header}")
     if (
@@ -238,8 +238,8 @@ def decode_entry_header(data: bytes, start: int, end: int) -> EntryHeader:
         or (stamps > 0) != (entry_type is EntryType.GRANT)
     ):
         raise Unreadable(
-            "terms must not decrease from previous_term to entry_term to term, only a COPY has position 0, and only a "
-            f"GRANT has stamps, but found {header}"
+            "the header of an ORDERED frame needs previous_term <= entry_term <= term, position 0 only in a COPY, and "
+            f"stamps only in a GRANT; found {header}"
         )
     return header
 

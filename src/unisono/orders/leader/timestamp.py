@@ -9,10 +9,10 @@ ordered stream. The order is decided per request.
 Receiving: `_store_frame` stores DATA frames per sender and request; `_deliver_accepted` delivers grant by grant, and
 waits for all frames of a grant before it starts the next one.
 
-AppLatency is 2Δ+max(p, Θ). A request that takes Δ can be overtaken by a request that is made Δ later and takes no time;
-the last frame of the second one arrives Θ+Δ after that (erratum 000-30). If every delay is exactly Δ, only the leader's
-own requests can overtake; without those the paper's bound Δ+max(Δ+p, Θ) holds. A sender closes its request Γ before Θ
-is over, so that a clock that is wrong by Γ does not break the bound.
+The latency bound is 2Δ+max(p, Θ). Suppose that a request takes Δ to the leader. A request that is made Δ later and
+takes no time can overtake it, and the last frame of that one arrives Θ+Δ after it was made (erratum 000-30). If every
+delay is exactly Δ, only the leader's own requests can overtake; without those the paper's bound Δ+max(Δ+p, Θ) holds. A
+sender closes its request Γ before Θ is over, so that a clock that is wrong by Γ does not break the bound.
 """
 
 from __future__ import annotations
@@ -440,7 +440,7 @@ class TimestampLeader(LeaderOrderBase):
             self._void_pending_requests()
 
     def _void_pending_requests(self) -> None:
-        """The leader had removed this member, so its requests without stamps are void. Their frames are sent again."""
+        """Drop requests without stamps, because the leader removed this member, but keep their frames to resend."""
         own = self._rqueues[self._policy.member]
         self._request_closes_at, self._previous_request = None, self._last_granted[self._policy.member]
         for pending in [pending for pending in self._pending_requests if not pending.granted]:

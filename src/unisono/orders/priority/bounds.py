@@ -1,4 +1,4 @@
-"""The priority order's offer to the planner: the time of a message into the queues, and the datagrams it costs."""
+"""What the priority order offers to the planner: how long a message takes into all queues, and at what cost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def queue_bound_ns(timing: Timing, *, coordinated: bool) -> int:
 
 
 def offer_priority(ask: Ask) -> Offer:
-    """The priority order's offer to the planner if members send acknowledgments to all (paper 004, Figure 4)."""
+    """The priority order's offer to the planner if acknowledgments go to all members (paper 004, Figure 4)."""
     return _priority_offer(ask, "priority", coordinated=False)
 
 
 def offer_priority_coordinator(ask: Ask) -> Offer:
-    """The priority order's offer if members send acknowledgments to a message's sender, which decides (004 §5)."""
+    """The priority order's offer if acknowledgments go to the message's sender, which decides alone (paper 004 §5)."""
     return _priority_offer(ask, "priority_coordinator", coordinated=True)
 
 

@@ -1,8 +1,10 @@
 """The consumable queue of paper 004 §4: messages in the order in which they will be consumed, with their locks.
 
-`target_tail` is equation (2), `lock` is (3), `insert` is §4.4's insertion phase with lock inheritance (case A) and the
-locking interval of equation (6) (case B), `consume` is Figure 1. The end of the queue, `TAIL`, can be locked too: if no
-queued message is less urgent than a new one, the new message's target tail is `TAIL` alone (erratum 004-8).
+In the paper, `target_tail` is equation (2), `lock` equation (3) and `consume` Figure 1. `insert` is the insertion phase
+of §4.4: a message inherits locks (case A) and passes its locking interval (case B, equation 6).
+
+The end of the queue, `TAIL`, can be locked too. A joining message locks `TAIL` alone if no queued message is less
+urgent (erratum 004-8).
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class PriorityMessage:
 def urgency(message: PriorityMessage) -> Urgency:
     """The key by which the queue compares messages: the priority, then the logical clock, earlier first.
 
-    No two messages are equally urgent, so members may receive them in different orders (erratum 004-3). A message whose
-    sender had seen another one of the same priority is never put before that one.
+    No two messages are equally urgent, so the order in which they arrive does not matter (erratum 004-3). If a sender
+    has seen message a and then sends b with the same priority, b is less urgent than a.
     """
     ref = message.ref
     return message.priority, -message.stamp, -ref.sender, -ref.incarnation, -ref.sequence
@@ -111,9 +113,8 @@ class ConsumableQueue:
     def insertion_point(self, common: Container[MessageRef], predecessor: MessageRef) -> MessageRef:
         """The provisional insertion point: the first message of the common set, or `TAIL`.
 
-        Only the part of the common set behind `predecessor`, the sender's previous message of this priority, counts. If
-        a member acknowledged `predecessor` and then crashed, `predecessor` may stand further back in the queue than
-        the first message of the common set.
+        It is always behind `predecessor`, the sender's previous message of this priority. After a crash, messages of
+        the common set can stand before `predecessor`; they do not count.
         """
         found = TAIL
         for item in reversed(self._items):
@@ -126,8 +127,8 @@ class ConsumableQueue:
     def insert(self, message: PriorityMessage, point: MessageRef, history: Container[MessageRef]) -> MessageRef:
         """Insert the message before the definitive insertion point, release its locks, and return that point.
 
-        The message inherits the locks that more urgent messages hold on the provisional point. Then it moves ahead of
-        every less urgent message that no member had consumed (paper 004, equation 6).
+        The message inherits the locks that more urgent messages hold on `point`, the provisional insertion point. From
+        there it moves forward past less urgent messages, up to the first one in `history` (paper 004, equation 6).
         """
         items, level = self._items, urgency(message)
         at = len(items) if point == TAIL else self._index_of(point)
@@ -150,7 +151,7 @@ class ConsumableQueue:
         raise InsertionPointMissing(f"the insertion point {point} is not in the queue although it was locked")
 
     def drop_lesser_locks(self, items: Iterable[QueuedMessage], level: Urgency) -> None:
-        """Remove the locks of less urgent messages up to the message just inserted (paper 004 §4.4, erratum 004-7)."""
+        """Remove from these messages the locks of messages less urgent than `level` (paper 004 §4.4, erratum 004-7)."""
         for item in items:
             if item.locks:
                 item.locks = {ref: holder for ref, holder in item.locks.items() if holder >= level}

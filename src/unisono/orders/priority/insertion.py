@@ -1,9 +1,10 @@
 """One member's part in the priority-based total order of paper 004 §4.4: lock phase, decision, insertion phase.
 
-A received message locks its target tail. The member acknowledges it with the target tail and its own consumed history.
-When every member of the view has acknowledged, the target tails give the common set (equation 4) and with it the
-provisional insertion point, and the histories give the history set (equation 5). A member inserts the message when it
-has inserted the whole history set. Messages of one sender and one priority keep their order.
+A received message locks its target tail. The member acknowledges the message; the acknowledgment contains that target
+tail and the member's consumed history. When every member of the view has acknowledged, the target tails give the common
+set (equation 4), and with it the provisional insertion point. The histories give the history set (equation 5). A member
+inserts the message when it has inserted the whole history set. Messages of one sender and one priority keep their
+order.
 
 Corrections to the paper:
 
@@ -11,8 +12,8 @@ Corrections to the paper:
 - An acknowledgment that arrives before its message is kept (004-2).
 - No two messages are equally urgent (004-3, see `consumable_queue.urgency`).
 - Every member of the view must acknowledge. The histories of departed members still count (004-4, see below).
-- Only a member that crashes may differ from the others: a member that leaves in order reports its consumed history
-  first, and no message is put before it (004-5).
+- Only a member that crashes may differ from the others. A member that leaves normally first reports its consumed
+  history, and no message is put before a message in it (004-5).
 - A message that every member has consumed leaves the histories and counts as inserted (004-9).
 - A newcomer takes over the queue, locks, history and pending acknowledgments, and acknowledges the pending messages
   itself (004-10).
@@ -23,22 +24,23 @@ decides and multicasts the decision (§5). In a new view all members acknowledge
 coordinator of that view.
 
 View changes. The members that continue into the next view have received the same messages, acknowledgments and
-decisions, so they have inserted the same set I in one order. Decided messages that are not in I are decided again.
-Departed members' histories must then count for all of these messages or for none. Therefore they become part of the
-*fixed prefix*, which is in the history set, and not in the common set, of every message decided from then on. The fixed
-prefix consists of the history sets of the decisions behind I, and of each history that a departed member reported to
-all, if all of that history is in I.
+decisions. So they have inserted the same set of messages, called I, in one order. Decided messages that are not in I
+are decided again. The history of a departed member must then count for all of these messages or for none. Therefore it
+becomes part of the *fixed prefix*. Every later decision adds the fixed prefix to the history set and removes it from
+the common set. The fixed prefix has two parts. One is the history sets of the decisions by which I was inserted. The
+other is each history that a departed member reported to all members, if I contains all of it.
 
-Why this is enough. Each set in the fixed prefix was consumed by one member, so it is a prefix of the order of I, and so
-is their union B. The remaining group behaves like a group without crashes that has one more member: that member had
-inserted I and consumed B when the pending messages arrived, acknowledges everything at once, and never consumes again.
-B may contain messages that a remaining member consumed. That changes nothing: the member reports them itself, or they
-stand behind a more urgent message that was there before. B and the histories of the remaining members are subsets of I,
-so after a view change no message waits for another one until a member consumes again.
+Why this is enough. One member consumed all of each set in the fixed prefix, so each set is a prefix of the order of I.
+Their union, called B, is then a prefix too. The remaining group behaves like a group without crashes that has one more
+member. That member had inserted I and consumed B when the pending messages arrived. It acknowledges everything at once,
+and never consumes again. B may contain messages that a remaining member consumed. That changes nothing: the member
+reports them itself, or they stand behind a more urgent message that was there before. B and the histories of the
+remaining members are subsets of I. So after a view change no message waits for another one until a member consumes
+again.
 
-A departed member can have consumed a message outside I only on information that no remaining member has. Then it
-crashed, and its history counts only as far as decisions behind I rest on it: fixing the part inside I could put that
-part before a message that the crashed member had consumed earlier.
+A departed member can have consumed a message outside I only if it crashed: no remaining member has the information that
+this took. The history of such a member counts only as far as it is in the history sets by which I was inserted. If the
+rest of it were fixed too, that rest could come before a message that the crashed member had consumed earlier.
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ class Insertion:
     # -- from virtual synchrony ------------------------------------------------------------------------------
 
     def receive(self, origin: MessageOrigin, body: PriorityBody) -> MessageSet:
-        """Process a multicast, which may be this member's own. Returns the messages now consumed by all."""
+        """Process a multicast, which may be this member's own. Returns the messages now known to be consumed by all."""
         match body:
             case MessageBody():
                 self._receive_message(_from_body(origin, body))
@@ -196,7 +198,7 @@ class Insertion:
         self._decide_if_complete(ack.ref)
 
     def new_view(self, view_id: int, members: Iterable[MessageOrigin], *, joining: bool) -> MessageSet:
-        """Install a view. `joining`: this member is a newcomer. Returns the messages now consumed by all."""
+        """Install a view; if `joining`, as a newcomer. Returns the messages now known to be consumed by all."""
         self._view_id, self.members = view_id, tuple(sorted(members))
         self._fix_departed_histories()
         self._consumed_by = {member: self._consumed_by.get(member, NO_MESSAGES) for member in self.members}
@@ -222,10 +224,10 @@ class Insertion:
                 self._fixed_prefix |= self._consumed_by[departed]
 
     def _discard_decisions(self) -> None:
-        """Discard decisions not carried out yet, and acknowledgments that some member has not received and never will.
+        """At a view change, discard the decisions not carried out, and the acknowledgments that no longer count.
 
-        Acknowledgments of messages that have not arrived are dropped too. The senders of those messages have departed,
-        so the messages never arrive.
+        An acknowledgment no longer counts if its sender has departed, or if its message can no longer arrive because
+        the sender of the message has departed. In mode COORDINATOR none counts any more: members send them again.
         """
         self.decisions.clear()
         self._announced_decisions.clear()
@@ -273,7 +275,7 @@ class Insertion:
             self.bags.setdefault(ack.ref, {})[origin] = ack
 
     def all_acknowledged(self, bag: dict[MessageOrigin, Ack]) -> bool:
-        """Whether `bag` has an acknowledgment of every member of the view (erratum 004-4)."""
+        """Whether every member of the view has sent one of these acknowledgments of a message (erratum 004-4)."""
         return all(member in bag for member in self.members)
 
     def _decide_if_complete(self, ref: MessageRef) -> None:
@@ -290,7 +292,7 @@ class Insertion:
             self.to_multicast.append(decision)
 
     def decide(self, ref: MessageRef, bag: dict[MessageOrigin, Ack]) -> InsertionDecision:
-        """The common set and the history set of all acknowledgments in the bag (paper 004, equations 4 and 5)."""
+        """Decide a message from its acknowledgments: its common set and history set (paper 004, equations 4 and 5)."""
         acks = [bag[member] for member in sorted(bag)]
         common, history = acks[0].target_tail, acks[0].history
         for ack in acks[1:]:
@@ -301,7 +303,7 @@ class Insertion:
     # -- the insertion phase ---------------------------------------------------------------------------------
 
     def _accept_decision(self, decision: InsertionDecision) -> None:
-        """Store a decision, then insert decided messages for as long as one may be inserted."""
+        """Store a decision, then insert all decided messages that may be inserted now."""
         self.decisions[decision.ref] = decision
         ready = [decision] if self.may_insert(decision) else []
         while ready:
@@ -369,14 +371,14 @@ class Insertion:
         return history - self._consumed_by_all
 
     def _is_forgotten(self, origin: MessageOrigin) -> bool:
-        """Whether an origin departed and all members had consumed all of its messages (erratum 004-9).
+        """Whether this member incarnation has departed and all members have consumed all its messages (erratum 004-9).
 
-        Of every other departed origin, this member still knows the next sequence number.
+        Of any other departed incarnation, this member still knows the next sequence number.
         """
         return origin not in self._next_sequences and origin not in self.members
 
     def _forget_departed(self) -> None:
-        """Forget departed origins whose messages all members have consumed; do nothing while a message is joining."""
+        """Forget departed member incarnations whose messages all members have consumed. No message may be joining."""
         consumed = self._consumed_by_all.ranges
         kept = {
             origin: next_sequence

@@ -111,8 +111,8 @@ def decode_body(data: bytes) -> PriorityBody:
     _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
     if priority > PRIORITY_MAX or max(sequence, stamp) >= SEQUENCE_LIMIT or previous > sequence:
         raise Unreadable(
-            f"a field is out of range: priority {priority}, sequence {sequence}, stamp {stamp}, "
-            f"previous sequence {previous}"
+            f"a priority message: expected a priority up to {PRIORITY_MAX}, a sequence and a stamp below 2**63, and a "
+            f"previous sequence up to the sequence, found {priority=}, {sequence=}, {stamp=}, {previous=}"
         )
     return MessageBody(sequence, priority, stamp, previous, data[_NUMBERS.size :])
 
@@ -182,7 +182,7 @@ class _Body(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[PriorityBody, int]:
         found = decode_body(body[at:])
         if not isinstance(found, self._expected):
-            raise Unreadable(f"{self.name}: expected {self._expected.__name__}, found {type(found).__name__}")
+            raise Unreadable(f"field {self.name}: expected {self._expected.__name__}, found {type(found).__name__}")
         return found, len(body)
 
 
@@ -195,7 +195,9 @@ class _Refs(Part):
     def decode(self, body: bytes, at: int, items: int | None) -> tuple[tuple[MessageRef, ...], int]:
         end = at + (items or 0) * REF_BYTES
         if end > len(body):
-            raise Unreadable(f"{self.name}: {items} references need {end - at} bytes, but {len(body) - at} are left")
+            raise Unreadable(
+                f"field {self.name}: {items} message references need {end - at} bytes, found {len(body) - at}"
+            )
         return tuple(decode_ref(body[start : start + REF_BYTES]) for start in range(at, end, REF_BYTES)), end
 
 
@@ -228,13 +230,16 @@ def decode_state(data: bytes) -> PriorityState:
     Every lock and every acknowledgment must be of a joining message.
     """
     if data[:1] != bytes((_STATE_VERSION,)):
-        raise Unreadable(f"the state has version {data[:1].hex()}; this release reads version {_STATE_VERSION}")
+        raise Unreadable(f"the order's state has version {data[:1].hex()}; this release reads version {_STATE_VERSION}")
     state = _STATE.decode(data[1:])
     waiting = {MessageRef(*entry.origin, entry.message.sequence) for entry in state.waiting}
     named = {*state.tail_locks, *(ref for entry in state.queue for ref in entry.locks)}
     named |= {received.ack.ref for received in state.acks}
     if not named <= waiting:
-        raise Unreadable(f"{min(named - waiting)} holds a lock or has an acknowledgment, but is not a joining message")
+        raise Unreadable(
+            f"the state is inconsistent: message {min(named - waiting)} holds a lock or has an acknowledgment, "
+            "but is not a joining message"
+        )
     return state
 
 
@@ -248,7 +253,7 @@ def decode_handover(data: bytes) -> tuple[PriorityState, bytes]:
     """Decode the priority order's state and the application's state; raises Unreadable if the first is malformed."""
     if len(data) < _LENGTH.size:
         raise Unreadable(
-            f"a state transfer of {len(data)} bytes is too short: its length field alone has {_LENGTH.size}"
+            f"a state transfer of {len(data)} bytes is too short: its length field alone needs {_LENGTH.size}"
         )
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     return decode_state(data[_LENGTH.size : end]), data[end:]

@@ -198,7 +198,7 @@ class PriorityOrder:
         self._flush(now)
 
     def wake(self, now: int) -> None:
-        """Handle the timers that are due at `now`: virtual synchrony, a waiting sender, a rejoin."""
+        """Do what is due at `now`: the work of virtual synchrony, messages that waited for the rate, a rejoin."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
         if self._rejoin_at is not None and now >= self._rejoin_at:

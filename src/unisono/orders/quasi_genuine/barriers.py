@@ -4,10 +4,10 @@ The barrier of a group is a stamp: every message of that group with a smaller or
 
 - `BarrierQueue` is the paper's barPending. A decided message waits here until the stamps of its own group and the
   barriers of all sending groups have reached its stamp. Then messages are delivered by (stamp, group).
-- `BarrierRequests` keeps which groups wait for which barriers. On demand (Algorithm 3) the sender of a message m tells
-  the groups that may block it, blockers(m), at once. The destination groups only ask for barriers that the sender
-  could not ask for: those up to a stamp larger than m's timestamp, and those of groups that the sender's group is not
-  linked to.
+- `BarrierRequests` records which groups wait for which barriers. With barriers on demand (Algorithm 3), the sender of a
+  message asks its blockers for their barriers at once. A destination group asks only for barriers that the sender could
+  not ask for: those up to a stamp larger than the message's timestamp, and those of groups that are not linked to the
+  sender's group.
 - `BarrierRetry` repeats requests while a message is blocked, because requests and barriers may be lost.
 """
 
@@ -54,8 +54,8 @@ class SourceGroup:
 class BarrierQueue:
     """One member's decided messages that wait for barriers (the paper's barPending).
 
-    Entries of another group's stream are applied in that group's numbering, the first copy of each. A barrier counts
-    once as many entries are here as it was announced with (erratum 003-9).
+    It takes the entries of another group's stream in the order of their numbers, and ignores duplicates. Each barrier
+    is announced with a number of entries, and holds as soon as that many have arrived (erratum 003-9).
     """
 
     def __init__(self, own_group: int, senders: tuple[int, ...]) -> None:
@@ -103,7 +103,7 @@ class BarrierQueue:
             self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
     def promise(self, source: int, head: int, last_stamp: int) -> None:
-        """Record a group's promise: the first `head` entries of its stream are all with stamps up to `last_stamp`."""
+        """Record a group's promise: only the first `head` entries of its stream have stamps up to `last_stamp`."""
         group = self.sources[source]
         if head > group.applied and len(group.promised_barriers) >= PROMISES_MAX:
             del group.promised_barriers[min(group.promised_barriers)]
@@ -142,7 +142,10 @@ class BarrierQueue:
     # -- topology changes and snapshots ----------------------------------------------------------------------
 
     def update_sources(self, incoming: Mapping[int, IncomingLink]) -> None:
-        """Set the groups that send here or have sent here. A new one starts with the barrier it was admitted with."""
+        """Set the groups that send here or have sent here.
+
+        The barrier of a new one is at first the own group's last stamp when the link opened.
+        """
         for source, link in incoming.items():
             group = self.sources.get(source)
             if group is None:
@@ -240,15 +243,15 @@ class BarrierRequests:
     # -- requests for this group's barrier -------------------------------------------------------------------
 
     def groups_to_notify(self, mask: int) -> list[int]:
-        """The groups to notify of a message to these destinations: destinations and blockers that are linked here."""
+        """The groups to notify of a message to these destinations: destinations and blockers that we are linked to."""
         linked = self._linked_groups[self.own_group]
         concerned = {group for receiver in _bits(mask) for group in (receiver, *self._senders_to[receiver])}
         return sorted(group for group in concerned if group in linked and group != self.own_group)
 
     def requested(self, source: int, stamp: int, mask: int) -> list[int]:
-        """Group `source` announces that the groups in `mask` need barriers up to `stamp`.
+        """Record an announcement of group `source`: the groups in `mask` need barriers up to `stamp`.
 
-        Returns the groups to forward this to, because `source` is not linked to them.
+        Returns the groups to forward the announcement to, because `source` is not linked to them.
         """
         waiting_groups = [group for group in self.receivers if mask >> group & 1 and group != self.own_group]
         for group in waiting_groups:
@@ -279,7 +282,10 @@ class BarrierRequests:
             insort(self._requested_stamps, stamp)
 
     def largest_requested(self, last_stamp: int, covered: int, limit: int | None = None) -> int | None:
-        """The largest requested stamp beyond `covered` and up to `limit`; requests up to `last_stamp` are fulfilled."""
+        """The largest requested stamp beyond `covered` and up to `limit`; None if there is none.
+
+        Forgets the requests up to `last_stamp`, which are fulfilled.
+        """
         del self._requested_stamps[: bisect_right(self._requested_stamps, last_stamp)]
         end = len(self._requested_stamps) if limit is None else bisect_right(self._requested_stamps, limit)
         return self._requested_stamps[end - 1] if end and self._requested_stamps[end - 1] > covered else None
@@ -314,19 +320,19 @@ class BarrierRequests:
         return stale
 
     def reset(self) -> None:
-        """After a change of leader, forget which barriers were announced: an earlier leader's are not known."""
+        """After a change of leader, forget which barriers were announced: leaders do not share this knowledge."""
         self._announced.clear()
 
     # -- requests for the barriers of other groups -----------------------------------------------------------
 
     def on_own_message(self, stamp: int, mask: int) -> None:
-        """Record a message of the own group as requested: its sender has notified all groups that may block it here."""
+        """Record that the barriers for a message of the own group are requested: its sender has asked for them."""
         if mask >> self.own_group & 1:
             for group in self.senders:
                 self._requested_from[group] = max(stamp, self._requested_from.get(group, 0))
 
     def mark_unrequested(self, blockers: list[int], stamp: int) -> list[int]:
-        """The blockers from which this barrier has not been requested yet; they now count as requested."""
+        """Return the blockers from which this barrier is not requested yet, and record it as requested from them."""
         unrequested = [group for group in blockers if self._requested_from.get(group, 0) < stamp]
         for group in unrequested:
             self._requested_from[group] = stamp
@@ -338,7 +344,7 @@ def _bits(mask: int) -> list[int]:
 
 
 class BarrierRetry:
-    """When to request again the barriers that the first pending message waits for, with exponential backoff."""
+    """Says when to repeat, with exponential backoff, the requests for barriers that the first pending message needs."""
 
     def __init__(self, wait_ns: int) -> None:
         self._wait_ns = wait_ns

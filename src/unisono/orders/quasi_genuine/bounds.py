@@ -17,10 +17,12 @@ BARRIER_THRESHOLD_NS = 20_000_000
 def quasi_genuine_latency_bound_ns(timing: Timing, multigroup: Multigroup) -> int:
     """The latency bound while no member fails and no datagram is lost.
 
-    A message takes 4Δ: to the leader, two delays for the votes, and on to the other groups. In groups of three it takes
-    one Δ less. A message that is decided after one with a larger timestamp needs barriers that were not requested yet.
-    On demand that takes another 4Δ, to request them, agree and answer; periodically it takes the threshold, the clock
-    difference and 3Δ. A window adds its length and the clock difference.
+    A message takes 4Δ: one Δ to the leader, two for the votes, and one to the other groups. In groups of three it takes
+    one Δ less.
+
+    A message that is decided after one with a larger timestamp needs barriers that were not requested yet. With
+    barriers on demand that takes another 4Δ: to request them, to agree and to answer. With periodic barriers it takes
+    the threshold, the clock difference and 3Δ. A window adds its length and the clock difference.
     """
     window_ns = timing.delta_ns if multigroup.window_ns is None else multigroup.window_ns
     held_ns = window_ns + timing.gamma_ns if window_ns or multigroup.optimistic else 0

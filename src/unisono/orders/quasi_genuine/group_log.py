@@ -1,19 +1,20 @@
 """The log of one group and the proposals of its leader (paper 003, Algorithm 1 lines 14-27, erratum 003-12).
 
 `GroupLog` reads the values that the group decides. It is a function of the decided sequence alone, so every member
-computes the same. It sorts the messages of a decided value by (timestamp, sender, serial) and gives each the larger of
-its timestamp and the successor of the last stamp. So no stamp falls behind a barrier that was announced. It numbers
-decided messages per destination group: these are the entries of the stream to that group. Topology changes are decided
-in the same sequence.
+computes the same. It sorts the messages of a decided value by timestamp, sender and serial number. The stamp of each
+message is its timestamp, or the next number after the last stamp if that is larger. So every stamp is above all
+barriers that were announced before. For each destination group it numbers the decided messages: these are the entries
+of the stream to that group. Topology changes are decided in the same sequence.
 
 `PendingProposals` is the paper's propPending: messages of the own group that are not decided yet. `GroupProposer` makes
 the leader's next proposal from it, and adds a null where a barrier is needed:
 
 - on demand (Algorithm 3 lines 9-14), up to the largest stamp that any group has requested;
-- periodically (Algorithm 2), when the group has stamped nothing for `barrierThreshold`. `lastBarrierCreated` starts
-  with the first clock reading (erratum 003-11) and is the last stamp, which all members share (erratum 003-18).
+- periodically (Algorithm 2), when the group has stamped nothing for `barrierThreshold`. The paper's
+  `lastBarrierCreated` is here the last stamp, which all members share (erratum 003-18). It starts with the first clock
+  reading (erratum 003-11).
 
-Nulls are numbered, and the first decided null of each number counts. So the nulls of two leaders are equivalent.
+Nulls are numbered, and only the first decided null of each number counts. So two leaders may propose the same one.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class GroupLog:
         """By sender, its incarnation and the serial of its next bundle."""
 
     def next_serial(self, sender: int, incarnation: int) -> int:
-        """The number of decided bundles of this incarnation of a sender.
+        """How many bundles of this incarnation of a sender are decided.
 
         It is the largest possible number if a later incarnation has started.
         """
@@ -215,7 +216,7 @@ class GroupLog:
 
 
 def _sort_key(item: LogItem) -> tuple[int, int]:
-    """Messages by timestamp, sender and serial; a null after the messages that it closes off; the rest last."""
+    """Sorts messages by timestamp, sender and serial; a null behind the messages up to its stamp; other items last."""
     if isinstance(item, Cast):
         return stamp_of(item.ts, item.bundle.sender), item.bundle.serial
     return (item.stamp, 1 << 63) if isinstance(item, Null) else (1 << 90, 0)
@@ -239,9 +240,9 @@ class PendingProposals:
 
     The messages of each sender are proposed in their order.
 
-    With a window w(p) a message is proposed when the clock has passed its timestamp by w(p) (Algorithm 3 lines 19-24),
-    so that messages with earlier timestamps arrive first. Unlike the paper, a message that arrives later is still
-    proposed (errata 003-6, 003-7).
+    With a window w(p), a message is proposed when the clock has passed its timestamp by w(p) (Algorithm 3 lines 19-24).
+    By then, messages with earlier timestamps have normally arrived too. Unlike the paper, a message that arrives later
+    is still proposed (errata 003-6, 003-7).
     """
 
     def __init__(self) -> None:
@@ -335,7 +336,7 @@ class GroupProposer:
         self.on_all_decided()
 
     def on_all_decided(self) -> None:
-        """When no proposal is in progress, take from the log the stamp that the group has reached."""
+        """All proposals are decided: continue from the stamp that the log has reached."""
         self._covered_stamp, self._next_null_number = self._log.last_stamp, self._log.null_count
         self._null_undecided = False
 

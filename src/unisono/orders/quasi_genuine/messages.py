@@ -104,7 +104,7 @@ class TopologyStep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopologyMessage:
-    """A request or answer of `group`; `epoch` counts how many times one of the two groups opened its link."""
+    """A request or answer of `group` about a link; `epoch` counts how many times that link has been opened."""
 
     step: TopologyStep
     group: int
@@ -245,7 +245,7 @@ def decode_value(value: bytes) -> list[LogItem]:
         start = at + _ITEM.size
         if start > len(value):
             raise Unreadable(
-                f"a log value: expected {_ITEM.size} bytes for the tag and length of an item, found {len(value) - at}"
+                f"a log value ends inside an item: its tag and length need {_ITEM.size} bytes, found {len(value) - at}"
             )
         tag, length = _ITEM.unpack_from(value, at)
         at = start + length
@@ -318,7 +318,7 @@ class _EntrySpec(Spec[StampedEntry]):
     def decode_at(self, body: bytes, start: int) -> tuple[StampedEntry, int]:
         at = start + ENTRY_BYTES
         if at > len(body):
-            raise Unreadable(f"expected {ENTRY_BYTES} bytes at offset {start}, but only {len(body) - start} remain")
+            raise Unreadable(f"a stream entry needs {ENTRY_BYTES} bytes at offset {start}, found {len(body) - start}")
         stamp, mask, length = _ENTRY_FIELDS.unpack_from(body, start)
         end = at + length
         return StampedEntry(int.from_bytes(stamp), mask, read_bundle(body, at, end)), end
@@ -487,7 +487,7 @@ _STREAM_RECORD = Spec(NumberedEntry, u16("source"), u64("number"), Item("entry",
 
 
 def tagged_consensus_writes(writes: Iterable[Write]) -> list[Write]:
-    """The writes of the group's consensus, each record tagged as such."""
+    """The writes of the group's consensus, with each record tagged as one of consensus."""
     return [
         Write(tuple(_CONSENSUS_TAG + record for record in write.records), write.replaces_all, write.may_be_lost)
         for write in writes
@@ -516,7 +516,8 @@ def stored_stream_entries(stored_records: StoredRecords | None) -> Iterator[Numb
             except Unreadable as error:
                 raise StorageError(
                     f"this member's storage has a malformed message of another group: {error}. Start this member with "
-                    "the release of unisono that wrote the file. Do not restore an older copy: it lacks promises"
+                    "the release of unisono that wrote the file. Do not restore an older copy: it lacks promises "
+                    "that this member made later"
                 ) from error
 
 

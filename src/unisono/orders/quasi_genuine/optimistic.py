@@ -24,10 +24,10 @@ WINDOW_FACTOR_MAX = 8
 class WaitWindow:
     """How long a message waits before it is proposed and delivered early: the paper's w(p).
 
-    It is the declared value, or a quarter more than the longest of the last measured delays: `initial_ns` until a delay
-    is measured, and at most `WINDOW_FACTOR_MAX` times that, so that one member that stalled does not slow down the
-    others for long. The delay is that of a single datagram: the delay of a retransmitted message would include the
-    window itself.
+    It is either declared, or a quarter more than the longest of the last measured delays. It starts with `initial_ns`
+    and is at most `WINDOW_FACTOR_MAX` times that, so that one stalled member does not slow down the others for long.
+
+    Only the delays of single datagrams count: the delay of a retransmitted message would include the window itself.
     """
 
     def __init__(self, declared_ns: int | None, initial_ns: int) -> None:

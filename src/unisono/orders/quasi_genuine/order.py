@@ -2,12 +2,12 @@
 
 Every member belongs to one group. A message goes to one or several groups that its sender's group may send to
 (assumption A1). Any two groups deliver the messages that both receive in the same order. Only groups that are linked,
-because one may send to the other, ever exchange datagrams. No message is discarded; duplicates are.
+because one may send to the other, ever exchange datagrams. Only duplicates are discarded.
 
 Sending: `submit_to` gives messages timestamps and forwards them to the leader of the own group. With barriers on demand
-it also asks the groups that may block a message for their barriers. The leader proposes batches of messages; several
-consensus instances run at once, which saves one T_cons of the paper's δ + 2·T_cons. The group gives each decided
-message a stamp (erratum 003-12) and sends it on to the other destination groups.
+it also asks the groups that may block a message for their barriers. The leader proposes batches of messages, and
+several consensus instances run at once. That saves one of the two consensus rounds in the paper's latency δ + 2·T_cons.
+The group gives each decided message a stamp (erratum 003-12) and sends it on to the other destination groups.
 
 Receiving: `from_below` takes casts of the own group's members, streams of decided messages and barriers from other
 groups, acknowledgments, barrier requests and topology messages. `flush` processes all input since the last call as one
@@ -93,7 +93,7 @@ class QuasiGenuine(ConsensusOrderBase):
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:
         if policy.multigroup is None:
-            raise InvalidOption("topology", "the order quasi_genuine needs the groups and which may send to which")
+            raise InvalidOption("topology", "the order quasi_genuine needs a topology: which group may send to which")
         self.multigroup = policy.multigroup
         topology = self.multigroup.topology
         self.own_group_name = topology.group_of(policy.member)
@@ -171,11 +171,13 @@ class QuasiGenuine(ConsensusOrderBase):
         return self.multigroup.topology.members_of(groups)
 
     def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
-        """Let the own group send to these groups and no others. The result tells whether all groups have followed."""
+        """Let the own group send to these groups and no others. Returns a function that says whether this is done."""
         topology = self.multigroup.topology
         for name in sends:
             if name not in topology.groups:
-                raise InvalidOption("topology.sends", f"{name!r} is none of the groups {', '.join(topology.names)}")
+                raise InvalidOption(
+                    "topology.sends", f"unknown group {name!r}; expected one of {', '.join(topology.names)}"
+                )
         serial = self.message_sender.send_control(now, SetReceivers(topology.mask(sends)))
         self.now, self.has_pending_input = now, True
         self._forward(now)
@@ -291,7 +293,7 @@ class QuasiGenuine(ConsensusOrderBase):
                 self._unicast(now, request, member)
 
     def _request_own_barrier(self, now: int, group: int, *, all_members: bool = False) -> None:
-        """Ask a group for the barrier that every message waiting here needs."""
+        """Ask a group for a barrier up to the largest stamp of the messages that wait here."""
         request = BarrierRequest(self.barrier_queue.largest_stamp, 1 << self.own_group)
         self._request_barrier(now, group, request, all_members=all_members)
 
@@ -424,7 +426,7 @@ class QuasiGenuine(ConsensusOrderBase):
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver(self, now: int) -> None:
-        """Deliver every message that all barriers have passed, and ask for the barriers that the others need."""
+        """Deliver every message that all barriers have passed, and request the barriers that the waiting ones need."""
         for _, entry in self.barrier_queue.pop_deliverable(self.log.last_stamp):
             if self.optimistic_delivery is not None:
                 self.optimistic_delivery.mark_final(entry.bundle)
@@ -595,7 +597,7 @@ class QuasiGenuine(ConsensusOrderBase):
             raise StorageError(
                 f"the snapshot of the group's log up to instance {restored.k} cannot be read: {error}. Check that all "
                 "members use the same order and the same release of unisono, and that they wrote this member's storage "
-                "file. Do not restore an older copy of the file: it lacks promises"
+                "file. Do not restore an older copy of the file: it lacks promises that this member made later"
             ) from error
         self.log.restore(state)
         self.barrier_queue.update_sources(self.log.topology.incoming)

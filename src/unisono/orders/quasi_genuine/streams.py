@@ -4,10 +4,10 @@
 keeps every bundle until the own group has decided it.
 
 `GroupStreams` sends decided entries and barriers to other groups until every member there has acknowledged them. In the
-paper every member sends every decided message (Algorithm 1 line 24). Here the relay sends each entry once: of a small
-group it is the member that learns of a decision first, see `relay_of`. The leader retransmits entries that are not
-acknowledged, and sends those that the relay is not known to have. A new leader continues from the acknowledgments of
-the receivers. Entries are numbered, so any member may send them (erratum 003-9).
+paper every member sends every decided message (Algorithm 1 line 24). Here one member sends each entry once: the relay,
+or the leader of a group without a relay (see `relay_of`). The leader retransmits entries that are not acknowledged, and
+sends those that the relay is not known to have. A new leader continues from the acknowledgments of the receivers.
+Entries are numbered, so any member may send them (erratum 003-9).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class MulticastSender:
             self._next_sequence += payload.messages_completed
 
     def send_control(self, now: int, control: TopologyControl) -> int:
-        """Send a control to the own group, behind all messages so far; returns its serial."""
+        """Send a topology control message to the own group, behind all messages so far; returns its serial number."""
         self._enqueue(now, 0, 0, encode_control(control))
         return self._next_serial - 1
 
@@ -130,7 +130,7 @@ class MulticastSender:
         self._next_serial += 1
 
     def discard_decided(self, next_serial: int) -> bool:
-        """Remove the bundles below `next_serial`: they are decided. Returns whether there were any."""
+        """Remove the bundles with serials below `next_serial`: they are decided. Returns whether there were any."""
         removed = False
         while self.undecided and self.undecided[0].serial < next_serial:
             self.undecided.popleft()
@@ -193,7 +193,10 @@ class GroupStreams:
         self._reported_too_far: set[int] = set()
 
     def reset(self, log: GroupLog, *, leads: bool) -> None:
-        """There is a new leader. It asks all receivers which entries they have; a relay starts after the last entry."""
+        """Start under a new leader. If this member leads, it asks all receivers which entries they have.
+
+        Otherwise it sends, if it is the relay, only entries that are decided from now on.
+        """
         self._is_leader = leads
         for progress in self._progress.values():
             progress.has_reported = progress.was_asked = False
@@ -360,7 +363,10 @@ class GroupStreams:
     def trims_to_propose(
         self, log: GroupLog, members_of: Mapping[int, tuple[int, ...]], *, closed_only: bool
     ) -> list[ReceivedByAll]:
-        """Items that let the group drop entries which all receivers have; with `closed_only`, of closed streams."""
+        """Items by which the group drops entries that all receivers have.
+
+        With `closed_only`, only entries of closed streams.
+        """
         trims: list[ReceivedByAll] = []
         for receiver, stream in log.streams.items():
             closed = log.topology.outgoing[receiver].state is LinkState.UNLINKED
@@ -374,7 +380,7 @@ class GroupStreams:
     def _trimmable_entries(
         self, receiver: int, members: tuple[int, ...], stream: OutgoingStream, *, closed: bool
     ) -> int | None:
-        """The number of entries to drop, if enough for a proposal; a closed stream is dropped as a whole."""
+        """How many entries of the stream all receivers have, so they can be dropped; None if too few for a proposal."""
         acked = []
         for member in members:
             progress = self._progress.get((receiver, member))

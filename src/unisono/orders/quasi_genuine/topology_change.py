@@ -3,9 +3,9 @@
 The paper fixes sendersTo(G) and receiversFrom(G). Here a group may change the groups that it sends to. Every group
 concerned agrees on each step by consensus, so all members of a group switch at the same point of their log.
 
-Opening a link: the sending group asks the receiver to admit it (ADMIT). The receiver agrees at a point of its log. All
-that it delivered before has stamps up to its last stamp there; beyond that stamp it waits for the sender's barriers.
-Its answer (ADMITTED) carries that stamp. The sending group agrees to use only larger stamps, and only then accepts
+Opening a link: the sending group asks the receiver to admit it (ADMIT). The receiver agrees at a point of its log. Let
+s be its last stamp at that point. All that it delivered before has stamps up to s; beyond s it waits for the sender's
+barriers. Its answer (ADMITTED) carries s. The sending group agrees to use only larger stamps, and only then accepts
 messages for the receiver.
 
 Closing a link: all members of the sending group confirm, behind the messages that they have submitted, that they
@@ -73,7 +73,7 @@ class OutgoingLink:
 
 @dataclass(slots=True)
 class IncomingLink:
-    """The link from one other group; `head` is the number of entries before it opened, or in all once it has closed."""
+    """The link from one other group. `head` counts the entries up to the last time that the link opened or closed."""
 
     epoch: int
     open: bool = True
@@ -151,7 +151,7 @@ class TopologyState:
         return outgoing is not None and outgoing.state is awaited and outgoing.epoch == message.epoch
 
     def apply(self, message: TopologyMessage, last_stamp: int) -> None:
-        """A topology message has been decided here, when the group's last stamp was `last_stamp`."""
+        """Apply a topology message that the own group decided when its last stamp was `last_stamp`."""
         if not self.would_change(message):
             return
         self.change_count += 1
@@ -200,7 +200,7 @@ class TopologyState:
         ]
 
     def is_settled(self) -> bool:
-        """Whether every change is complete, here and in the other groups."""
+        """Whether all changes of this group's links to other groups are complete, on both sides."""
         return all(link.state in {LinkState.UNLINKED, LinkState.OPEN} for link in self.outgoing.values())
 
     def receivers(self) -> tuple[int, ...]:
@@ -276,7 +276,10 @@ class TopologyExchange:
         """By sending group, the latest answer to its requests."""
 
     def receive(self, message: TopologyMessage, *, leads: bool) -> TopologyMessage | None:
-        """A message of another group: a leader proposes it; a request that was decided here is answered."""
+        """Receive a message of another group. If this member leads and the message is new, it will propose it.
+
+        Returns the answer if the message is a request that the own group has already decided.
+        """
         if message.step is TopologyStep.SKIP_MEMBER:
             return None
         if self._topology.would_change(message):
@@ -289,7 +292,7 @@ class TopologyExchange:
         return answer if answer is not None and answer.epoch >= message.epoch else None
 
     def pop_to_propose(self) -> list[TopologyMessage]:
-        """The next messages that the own group is to agree on."""
+        """Remove and return the next messages that the own group is to agree on."""
         first = list(self._to_propose)[:PROPOSED_AT_ONCE]
         return [self._to_propose.pop(key) for key in first]
 
@@ -300,7 +303,7 @@ class TopologyExchange:
         self._to_propose.clear()
 
     def on_topology_changed(self, now: int) -> list[tuple[int, TopologyMessage]]:
-        """The topology has changed. Returns the answers that are new, by group, for a leader to send."""
+        """Follow a change of the topology. Returns the new answers for a leader to send, by receiving group."""
         new_answers: list[tuple[int, TopologyMessage]] = []
         for group in self._topology.incoming:
             answer = self._topology.answer(group)
@@ -313,7 +316,10 @@ class TopologyExchange:
         return new_answers
 
     def wake(self, now: int, is_suspected: Callable[[int], bool]) -> list[tuple[int, TopologyMessage]]:
-        """The requests that a leader sends now, by group; it also proposes to skip members suspected for long."""
+        """Return the requests to send now, by receiving group.
+
+        Also propose to skip members that have been suspected for too long.
+        """
         if now < self._due_at or not (self._requests or self._skip_member_proposals):
             return []
         self._due_at = now + self._retry_ns

@@ -1,4 +1,4 @@
-"""Bundles back into batches of messages: whole messages at once, fragments when the last one has arrived."""
+"""Unpacks bundles into batches of messages: whole messages at once, fragments when the last one has arrived."""
 
 from __future__ import annotations
 

@@ -2,21 +2,21 @@
 
 As in `order`, the slot, the sender and the number within the slot decide the position of a message, and every member
 delivers in that order. So no two members ever deliver two messages in different orders, whichever members crash, join,
-leave or lose contact. The difference is that no member waits beyond Δ+Γ after a slot's end: a sender that has not
-ended the slot by then times out, and the rest of its slot is a gap (paper 000, Definition 2). A membership change
-blocks nothing, and latency is at most Δ+2Γ+Θ (paper 000, Theorem 5).
+leave or lose contact. The difference is that no member waits beyond Δ+Γ after a slot's end. A sender that has not ended
+the slot by then times out, and the rest of its slot is a gap (paper 000, Definition 2). A membership change blocks
+nothing, and latency is at most Δ+2Γ+Θ (paper 000, Theorem 5).
 
 Joining (§6.3): a member names, by its clock, a first slot before which every member has its JOIN. In that slot it
-expects all members, and the time-out removes the absent ones. Merging (§6.6): a member that receives frames of a
-member outside its view asks for a merge, and each adds the other at the slot that the other one names. Membership
-needs no agreement.
+expects all members, and the time-out removes the absent ones. Merging (§6.6): a member that receives frames of a member
+outside its view asks for a merge. Each of the two adds the other at the slot that the other one names. Membership needs
+no agreement.
 
 Different schedules: every JOIN carries its sender's slot schedule. Where two members differ, the schedule that has
 changed more often prevails. A member that learns of a change before it takes effect adopts it; a member that learns of
 it later joins again. Slot numbers are never used twice: they continue from the higher of both schedules, and may skip
 some.
 
-Wrong clocks: a member whose clock is off by more than Γ is fenced, that is left out until it restarts.
+Wrong clocks: a member whose clock is off by more than Γ is fenced: the others leave it out until it restarts.
 
 Names: `_first_slot` is our own first slot, `_incarnations` the incarnation in which each member takes part, `_failed`
 the members to remove from the next view.
@@ -184,7 +184,7 @@ class VbrGaps(Vbr):
                 self._deliver_ready_slots(now)
 
     def wake(self, now: int) -> None:
-        """The clock has reached `now`: join, end slots, deliver, time members out."""
+        """Do what is due at `now`: join, end slots, deliver, and time out members."""
         self._last_wake_at = now
         if self.mode is Mode.LEFT:
             return
@@ -202,7 +202,8 @@ class VbrGaps(Vbr):
         """When `wake` is due next; None after this member has left.
 
         It is the earliest of: the next HELLO, the start of our first slot, the end of the slot being sent, and the
-        time-out of the slot being delivered, or that slot's end if every member has ended it already.
+        time-out of the slot being delivered. If every member has ended the slot being delivered, its end counts instead
+        of its time-out.
         """
         grid = self.grid
         if self.mode is Mode.GET_RATE:
@@ -222,7 +223,7 @@ class VbrGaps(Vbr):
         return at if due is None else min(due, at)
 
     def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
-        """A peer's clock is off by more than Γ: fence the peer, and tell it, since it may not see that by itself."""
+        """Fence a peer whose clock is off by more than Γ, and inform it, since it may not notice that by itself."""
         peer = difference.peer
         if self.mode is not Mode.LEFT and self._fence(now, peer, difference.incarnation, difference.difference_ns):
             self._send_join(now, JoinStep.FENCED, self._own_expected_slot(now), to=peer)
@@ -279,10 +280,10 @@ class VbrGaps(Vbr):
     def _join_at(self, now: int, first_slot: int) -> None:
         """Send a JOIN for `first_slot`, and learn from the answers if the group has another schedule.
 
-        A member that has our JOIN also tells us of later changes in time. So an answer may come up to 2Δ+2Γ after the
-        JOIN, and until then our slots may be wrong. We send empty marks in them, since others may count on these, but
-        accept no messages, deliver nothing and report nothing. Messages of our first slot are due Δ+2Γ+Θ after that
-        slot begins, which is later.
+        An answer may arrive up to 2Δ+2Γ after the JOIN, and until then our slots may be wrong. We send only empty marks
+        in them, since others may wait for these. We accept no messages, deliver nothing and report nothing. This breaks
+        no bound: messages of our first slot are due Δ+2Γ+Θ after that slot begins, which is later. A member that has
+        our JOIN also reports later changes to us, in time.
         """
         self._first_slot = first_slot
         self._slots_confirmed_at_ns = now + 2 * (self.grid.delta_ns + self.grid.gamma_ns)
@@ -442,7 +443,7 @@ class VbrGaps(Vbr):
         return True
 
     def _switch_schedule(self, now: int, grid: SlotGrid) -> None:
-        """Adopt the slot schedule `grid` if its first difference is in the future; otherwise join again with it."""
+        """Adopt the slot schedule `grid` if it differs from ours only in the future; otherwise join again with it."""
         running, until = self.mode is Mode.DELIVER_MESSAGES, grid.first_difference(self.grid)
         if until is not None and (self._send_slot < until if running else self._first_slot <= until):
             self._adopt_schedule(grid)
@@ -504,7 +505,7 @@ class VbrGaps(Vbr):
         self._last_slot_used = max(self._send_slot, self._deliver_slot - 1)
 
     def _deliver_received_frames(self) -> None:
-        """Deliver every received frame, slot by slot, without waiting. `_deliver_slot` is then after the last one."""
+        """Deliver every received frame, slot by slot, without waiting. The slot after the last one is then next."""
         last = max(self._deliver_slot, *(slot for rqueue in self._rqueues.values() for slot in rqueue.slots), 0)
         while self._deliver_slot <= last:
             for sender in self.view.members[self._current :]:
@@ -696,7 +697,10 @@ class VbrGaps(Vbr):
         return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The largest possible slot number: no frame is refused as too far ahead; its wrong clock is reported."""
+        """The largest possible slot number: no frame is refused as too far ahead.
+
+        A member whose clock is wrong is reported instead.
+        """
         return 2**63 - 1
 
     def waiting_for(self) -> tuple[int, ...]:

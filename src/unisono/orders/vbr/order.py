@@ -193,7 +193,7 @@ class Vbr(VariableRateBase):
             self._start_deliver(now)
 
     def wake(self, now: int) -> None:
-        """The clock has reached `now`: form the group, end slots, deliver, report late members."""
+        """Do what is due at `now`: form the group, end slots, deliver, and report late members."""
         if self.exchange.next_hello_at is not None:
             self._form(now)
         if self.mode is Mode.DELIVER_MESSAGES:
@@ -417,7 +417,7 @@ class Vbr(VariableRateBase):
     def check_delivery(self, sender: int) -> None:
         """Raise InvariantViolated unless deliveries go from slot to slot, and from member to member in each slot.
 
-        Called for the first delivery of each slot, and for a sender before the last one.
+        It is called only for the first delivery of a slot, and for a sender that comes before the previous one.
         """
         slot, last_slot = self._deliver_slot, self._last_delivered_slot
         if slot <= last_slot:
@@ -440,7 +440,7 @@ class Vbr(VariableRateBase):
         self.schedule.setting_requests.receive(requests, self._send_slot if may_miss else None)
 
     def _finish_slot(self, now: int) -> None:
-        """Every member's messages of this slot are delivered: move on to the next slot and its view."""
+        """Move on to the next slot and its view, after all messages of this slot are delivered."""
         slot = self._deliver_slot
         grid = self.schedule.slot_change.decide(slot, self.grid)
         if grid is not None:
@@ -546,7 +546,7 @@ class Vbr(VariableRateBase):
     # -- questions -------------------------------------------------------------------------------------------
 
     def bound_ns(self) -> int:
-        """The latency bound of every message accepted or not delivered yet: that of the longest slot it may be in."""
+        """The latency bound of all messages accepted or undelivered now: that of the longest slot they may be in."""
         lengths = self.grid.lengths_from(self._deliver_slot)
         return max(self.bound_of(Timing(self.grid.delta_ns, self.grid.gamma_ns, theta_ns)) for theta_ns in lengths)
 

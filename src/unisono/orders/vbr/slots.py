@@ -10,16 +10,16 @@ knows the length of every slot, present and agreed. Three smaller parts do the w
 All requests travel in end-of-slot marks, so they need no datagrams and no agreement messages of their own.
 
 How a slot-length change is agreed on. A member puts its request into the end-of-slot mark of one of its slots, and
-sends that mark as many times as needed for one copy to arrive (paper 000 §7). Delivering that slot, every member sees
+sends that mark as many times as needed for one copy to arrive (paper 000 §7). When a member delivers that slot, it sees
 all requests in it and adopts the one of the lowest member. The change takes effect at slot
 
     S = the first slot that begins 2Δ+3Γ or more after the end of the slot that carried the request.
 
-By its own clock each member has delivered a slot Δ+Γ after the slot's end, by its marks or by the time-out. What the
-member then tells a newcomer arrives Δ+Γ later. The third Γ makes sure that no member sees a frame of S before that,
-whichever two clocks are compared. Other requests in the same slot, and requests sent in slots before S, are void;
-their members ask again once the change is in effect. So no member stores other members' slot requests, and newcomers
-do not need to learn them.
+Δ+Γ after the end of a slot, by its own clock, each member has delivered the slot: all marks have arrived, or the
+time-out has passed. What the member then tells a newcomer arrives at most Δ+Γ later. The third Γ makes sure that no
+member sees a frame of S before that, whichever two clocks are compared. Other requests in the same slot, and requests
+sent in slots before S, are void; their members ask again once the change is in effect. So no member stores other
+members' slot requests, and newcomers do not need to learn them.
 
 How setting requests spread. A request has an origin: the slot in whose mark it was first sent. Every member that
 receives it repeats it in its own marks until some time after it has taken effect. So a member that had any other
@@ -29,10 +29,10 @@ The slot at which a request takes effect depends on the origin alone:
     S = the first slot that begins 2Δ+3Γ or more after the end of slot origin + K,
 
 where K leaves time for other members to pass the request on. Without failures K = 0, and S is also beyond every slot
-that a member may be sending in before it has delivered the origin. A member that enters a slot applies the requests
-due by then in the order of their origins, so members that know the same requests do the same at the same slot. A
-member that learns of a request after its S was cut off from the group; it joins again. The order does not interpret
-the content of a request.
+that a member may be sending in before it has delivered the origin. When a member enters a slot, it applies the requests
+due by then, in the order of their origins. So members that know the same requests do the same at the same slot. If a
+request reaches a member only after S, the member was cut off from the group, and joins again. The order does not
+interpret the content of a request.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_slot_length(theta_ns: int) -> None:
     """Raise InvalidOption if slots cannot have this length."""
     if not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
         least, most = duration_text(SLOT_MIN_NS), duration_text(SLOT_MAX_NS)
-        raise InvalidOption("slot", f"a length from {least} to {most} is needed, not {duration_text(theta_ns)}")
+        raise InvalidOption("slot", f"expected a slot length from {least} to {most}, not {duration_text(theta_ns)}")
 
 
 class SlotChange:
@@ -203,7 +203,7 @@ class SettingRequests:
             self._record(SettingRequest(slot, member, content))
 
     def receive(self, requests: Iterable[SettingRequest], slot: int | None) -> None:
-        """Process setting requests that arrived while this member sends in `slot`; None if it does not send yet."""
+        """Process setting requests that arrived while this member sends in `slot`, which is None before it sends."""
         for request in requests:
             latest = self._latest_effective.get(request.member)
             if (
@@ -323,7 +323,7 @@ class SenderReservation:
         )
 
     def enter_slot(self, theta_ns: int) -> Rate | None:
-        """A slot of length `theta_ns` begins. Returns the rate from this slot on; None if the rate does not change."""
+        """Enter a slot of length `theta_ns`. Returns the rate from this slot on; None if the rate does not change."""
         rate = self._next_rate
         if theta_ns == self._theta_ns and rate is None:
             return None
@@ -401,7 +401,8 @@ class SlotSchedule:
     def adopt(self, grid: SlotGrid) -> Violation | None:
         """Use the slot schedule `grid` from now on. Returns a violation if the network refuses the bandwidth for it.
 
-        While the assumptions hold, `grid` differs only in slots that this member's clock has not reached.
+        While the assumptions hold, it differs from the present one only in slots that this member's clock has not
+        reached.
         """
         self.grid = grid
         self.slot_change.on_agreed(grid)

@@ -49,7 +49,7 @@ class Mechanism(Protocol[Setting]):
         """Whether this setting keeps the promise on the estimated network."""
 
     def cost(self, setting: Setting) -> float:
-        """The cost of a setting, to compare settings: datagrams sent per datagram, or per second."""
+        """The cost of a setting, to compare settings: datagrams sent per datagram to deliver, or per second."""
 
     def settings(self, estimate: Estimate | None = None) -> Iterator[Setting]:
         """All settings to try, cheapest first; with an estimate, only those that make sense on that network."""
@@ -128,7 +128,10 @@ class RedundancyMechanism:
                     yield Redundancy(rho, eta_ns, int(self.omega_per_eta * eta_ns))
 
     def best(self, estimate: Estimate) -> Redundancy:
-        """The setting with the lowest probability of missing a member; of those equal to the decibel, the cheapest."""
+        """The setting with the lowest probability that a message misses a member.
+
+        Probabilities that are equal when rounded to a decibel count as equal; of these settings, the cheapest.
+        """
         network, within_ns = NetworkModel(estimate.delay_model, estimate.loss), self.promise.within_ns or FOREVER_NS
 
         def decibels(setting: Redundancy) -> float:
@@ -148,7 +151,7 @@ class RedundancyMechanism:
 
 @dataclass(frozen=True, slots=True)
 class FecMechanism:
-    """Adjusts the redundant shares of forward error correction. The promise limits the frames that stay lost."""
+    """Adjusts the redundant shares of forward error correction. The promise: few frames stay lost."""
 
     originals: int
     residual_loss_max: float
@@ -179,7 +182,7 @@ class FecMechanism:
 
 @dataclass(frozen=True, slots=True)
 class SlotLengthMechanism:
-    """Adjusts the slot length Θ. The promise is a latency, of which the network and the clocks use up a part."""
+    """Adjusts the slot length Θ. An SLA promises a latency; Θ may use what network delay and clock difference leave."""
 
     promise: Target
     timing: Timing
@@ -231,7 +234,7 @@ class SettingChange(Generic[Setting]):
 
 @dataclass(frozen=True, slots=True)
 class CannotHold(Generic[Setting]):
-    """No setting keeps the promise: the best setting, and what can be guaranteed instead."""
+    """A controller's report that no setting keeps the promise: the best setting, and what it can guarantee."""
 
     setting: Setting
     possible_guarantee: str

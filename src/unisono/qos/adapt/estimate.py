@@ -40,7 +40,7 @@ class Estimate:
         return cls(loss, delays, EmpiricalDelay.of_histogram(delays), loss_burst, gamma_ns, certain_loss)
 
     def with_certain_loss(self) -> Estimate:
-        """The estimate with `certain_loss` as its loss, for decisions that should not follow from chance."""
+        """The estimate with `certain_loss` as its loss, for decisions that must not follow from a chance deviation."""
         return self if self.certain_loss is None else replace(self, loss=self.certain_loss)
 
     def with_margin(self, margin: float) -> Estimate:
@@ -59,7 +59,7 @@ class Estimate:
 
 
 class Estimator:
-    """Collects metric rows into periods, which start at multiples of their length; one estimate per period."""
+    """Collects metric rows and makes one estimate per period. Periods start at multiples of their length."""
 
     def __init__(self, layer: str, period_ns: int, members: int = 0) -> None:
         """`layer` is the layer directly above the network; `members` is the size of the group."""

@@ -33,7 +33,7 @@ DELAY_FACTOR_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A share of all multicasts and the time within which they must arrive. Without a time they arrive eventually."""
+    """A share of all multicasts and the time within which they must arrive. Without a time: eventually."""
 
     share: float
     within_ns: int | None = None
@@ -189,7 +189,7 @@ class CounterOffer:
 def negotiate(
     requirement: Requirement, environment: Environment, layers: Sequence[QosLayer] = ()
 ) -> Agreement | CounterOffer:
-    """Take the requirement down through `layers` (topmost first) and RMCast, and the guarantee back up."""
+    """Take the requirement down through `layers` (topmost first) to RMCast, and the guarantee of RMCast back up."""
     steps: list[NegotiationStep] = []
     asked, too_slow = requirement, ""
     for layer in layers:
@@ -221,7 +221,7 @@ def negotiate(
 
 
 def candidate_settings(environment: Environment) -> Iterator[tuple[int, int]]:
-    """All pairs (ρ, η) to try. As in paper 002, η is long enough for one transmission, or for all n-1 at once."""
+    """All pairs (ρ, η) to try. η is the time in which one datagram arrives, or all n-1 of a broadcast (002 §3.3)."""
     delay = environment.network.delay
     etas = sorted({eta_of_one(delay, ALPHA), eta_of_all(delay, ALPHA, environment.members)})
     for rho in range(environment.rho_most + 1):
@@ -285,14 +285,14 @@ _BELOW_ONE = 1 - 2**-53
 
 
 def worst_network_for(requirement: Requirement, environment: Environment, redundancy: Redundancy) -> WorstNetwork:
-    """The worst networks on which this setting meets the requirement: `meets`, solved for the network."""
+    """The worst networks on which this setting still meets the requirement."""
     return _worst_network(
         environment, lambda network: meets(requirement, replace(environment, network=network), redundancy)
     )
 
 
 def worst_network_for_any(requirement: Requirement, environment: Environment) -> WorstNetwork:
-    """The worst networks on which any setting meets the requirement; η follows the delays of each network."""
+    """The worst networks on which some setting still meets the requirement; η is chosen for each network."""
 
     def acceptable(network: NetworkModel) -> bool:
         on_network = replace(environment, network=network)
@@ -314,7 +314,10 @@ def _worst_network(environment: Environment, acceptable: Callable[[NetworkModel]
 
 
 def _cheapest(requirement: Requirement, environment: Environment) -> tuple[Redundancy, float] | None:
-    """The setting with the fewest expected broadcasts; ω is as long as the requirement allows, which saves the most."""
+    """The setting with the fewest expected broadcasts, and their number; None if no setting meets the requirement.
+
+    ω is as long as the requirement allows, because a longer ω causes fewer take-overs.
+    """
     best: tuple[float, int, Redundancy] | None = None
     for rho, eta_ns in candidate_settings(environment):
         if best is not None and rho + 1 >= best[0]:
@@ -337,7 +340,7 @@ def _agreement_probability(environment: Environment, redundancy: Redundancy) -> 
     if environment.crashes is None:
         raise InvalidOption(
             "agreement",
-            "needs a model of crashes: give the mean time to failure and the probability of a crash at each send",
+            "needs a model of crashes; give the mean time to failure and the probability of a crash at each send",
         )
     v = environment.crashes.before_takeover(redundancy)
     return 1 - agreement_failure_extended(
@@ -373,7 +376,7 @@ def _counter_offer(
 
 
 def _latency_alternatives(environment: Environment, tried: list[Redundancy], target: Target) -> list[Guarantee]:
-    """What the tried settings guarantee instead: the best share within the required time D, and the shortest D."""
+    """What the tried settings guarantee instead: the best share within D, and the shortest D for the share."""
     members, network, within_ns = environment.members, environment.network, target.within_ns
 
     def reached_share(setting: Redundancy) -> float:

@@ -1,8 +1,9 @@
-"""Offers of orders over RMCast: the order's formula, with Δ = the time D that RMCast meets with the reliability.
+"""Offers of orders over RMCast.
 
-An order relies on a hard Δ. Over RMCast, Δ is a quantile: a multicast reaches all members within D with probability
-r_D. Downwards, the deadline minus the time that the order itself takes is the D required of RMCast, with the required
-reliability as R. Upwards, the D that RMCast guarantees replaces Δ in the order's bound.
+An order relies on a hard bound Δ. RMCast has no such bound: a multicast reaches all members within D with probability
+r_D. So the offer uses a D with the required reliability as its Δ. Negotiation goes down and up: the deadline minus the
+time that the order itself takes is the D required of RMCast; the D that RMCast guarantees replaces Δ in the order's
+latency bound.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _BELOW_ONE = 1 - 2**-53
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityRequirement:
-    """Requirements besides the deadline: `reliability` is R, `relative` is (U, S), and `agreement` needs `crashes`."""
+    """The requirements besides the deadline; the glossary explains R, (U, S) and agreement.
+
+    `reliability` is R and `relative` is (U, S). `agreement` is a probability; it also needs the model `crashes`.
+    """
 
     reliability: float = 0.0
     relative: Target | None = None
@@ -39,7 +43,7 @@ class ReliabilityRequirement:
 class OrderQos:
     """An order as a layer of the negotiation.
 
-    A delivery is on time if the `hops` multicasts that it depends on are on time.
+    Each delivery depends on `hops` multicasts: it is on time if all of them are.
     """
 
     name: str
@@ -101,7 +105,7 @@ def over_rmcast(
 def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tuple[str, ...]) -> Offer:
     latency = answer.rmcast_guarantee.latency
     if latency is None or latency.within_ns is None:
-        raise AssertionError("negotiation of a share returned no time in which it is reached")
+        raise AssertionError("negotiation agreed on a share of multicasts without a time within which they arrive")
     setting, cost = answer.redundancy, answer.expected_broadcasts
     left_out = ask.loss ** (setting.rho + 1)
     # After a loss, an order that retransmits is late, which r_D already counts. Other orders wait forever.

@@ -214,7 +214,7 @@ def _refusal_by_join(ask: Ask, offer: Offer) -> str:
 
 
 def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
-    """The offer, marked infeasible with all objections first if it does not meet the request."""
+    """The offer; if it does not meet the request, marked as infeasible, with the objections as its first reasons."""
     against = []
     # With two grades, early deliveries are on time and final ones have no gaps; Theorem 4 is about both at once.
     floor = lower_bound_ns(ask) if offer.final_latency_ns is None else 0

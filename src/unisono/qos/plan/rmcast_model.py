@@ -59,10 +59,11 @@ def not_arrived_probability(network: NetworkModel, x_ns: int) -> float:
 
 
 def none_arrived_probability(network: NetworkModel, times_ns: Sequence[int]) -> float:
-    """The probability that none of several datagrams arrives, each within its own time.
+    """The probability that none of several datagrams arrives in time. Each has its own time in `times_ns`.
 
-    Dependent delays are worst when all are long together. A datagram is then in time only if every datagram with more
-    time is in time too, so the (i+1)th datagram counts only if the i datagrams before it are lost.
+    Dependent delays are worst when all are long together. Then a datagram is in time only if each datagram with more
+    time is in time too, unless that one is lost. So the (i+1)th datagram, by decreasing time, matters only if the i
+    before it are lost.
     """
     if not network.delays_dependent:
         return prod(not_arrived_probability(network, x_ns) for x_ns in times_ns)
@@ -101,7 +102,7 @@ def miss_probability_of_started(network: NetworkModel, redundancy: Redundancy, k
 
 
 def miss_probability_of_takeover(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
-    """The probability that no copy of a take-over reaches a process, if the receiver of copy k takes over.
+    """The probability that a process has no copy of a take-over at t+S, if a receiver got copy k at t and takes over.
 
     This is paper 002, equation (6), with ζ = η.
     """
@@ -114,7 +115,10 @@ def _since_started(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
 
 
 def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
-    """How long each copy of a take-over after copy k has been travelling; no take-over follows the last copy."""
+    """How long each copy of a take-over has been travelling by t+S, if copy k arrived at t; empty for the last copy.
+
+    No take-over follows the last copy. A negative time means that the copy is not sent yet.
+    """
     if k == redundancy.rho:
         return []
     return [s_ns - (m + 1) * redundancy.eta_ns - redundancy.omega_ns for m in range(1, redundancy.rho - k + 2)]
@@ -172,14 +176,14 @@ def longest_omega(
 
 
 def shortest_d(members: int, network: NetworkModel, redundancy: Redundancy, share: float) -> int | None:
-    """The D at which r_D reaches a share, which an order over RMCast uses as its Δ. None if r_D never reaches it."""
+    """The shortest D for which r_D reaches a share; None if r_D never reaches it. Orders over RMCast use it as Δ."""
     if reach_probability_limit(members, network, redundancy) < share:
         return None
     return smallest_where(lambda d_ns: reach_probability(members, network, redundancy, d_ns) >= share)
 
 
 def shortest_s(members: int, network: NetworkModel, redundancy: Redundancy, share: float) -> int | None:
-    """The S at which u_S reaches a share; None if u_S never reaches it."""
+    """The shortest S for which u_S reaches a share; None if u_S never reaches it."""
     return smallest_where(lambda s_ns: reach_probability_after_first(members, network, redundancy, s_ns) >= share)
 
 
@@ -222,8 +226,8 @@ def expected_broadcasts(members: int, network: NetworkModel, redundancy: Redunda
     """The expected number of broadcasts of one multicast when no process crashes: an estimate to compare settings.
 
     It counts the originator's ρ+1 copies and the take-overs after each copy but the last. Each receiver of copy k takes
-    over at δ + η + ω + ζ, unless a later copy of the originator or another take-over reaches it first. Take-overs that
-    follow from take-overs are left out. docs/negotiation.md compares the estimate with simulated counts.
+    over η + ω + ζ after it got the copy, unless a later copy of the originator or another take-over reaches it first.
+    Take-overs that follow from take-overs are left out. docs/negotiation.md compares the estimate with simulations.
     """
     own = redundancy.rho + 1
     if members <= 2 or redundancy.rho == 0:
@@ -234,8 +238,8 @@ def expected_broadcasts(members: int, network: NetworkModel, redundancy: Redunda
 def _takeovers(members: int, network: NetworkModel, redundancy: Redundancy, k: int) -> float:
     """The expected number of take-overs after copy k.
 
-    It sums λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds) over time t, where λ is the rate of take-overs and λ₀ the rate
-    if none prevented another.
+    It sums λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds) over time t. λ is the rate of take-overs. λ₀ is the rate that
+    they would have if no take-over prevented another one.
     """
     eta, start = redundancy.eta_ns, redundancy.eta_ns + redundancy.omega_ns
     step = max(eta // _STEPS_PER_ETA, 1)
@@ -283,10 +287,11 @@ def crash_within(tau_ns: int, mttf_ns: int) -> float:
 
 
 def agreement_failure(members: int, loss: float, v: float, beta: float) -> float:
-    """The probability f_n that agreement fails (paper 002, equation (13)), with at most one surviving receiver.
+    """The probability f_n that agreement fails (paper 002, equation (13)).
 
-    The recursion starts from f_1 = f_2 = 0 (erratum 002-7). Losses without a crash are not part of f_n: they are the
-    difference between 1 and `reach_probability_limit` (erratum 002-10).
+    As in the paper, agreement never fails if two or more receivers survive. The recursion starts from f_1 = f_2 = 0
+    (erratum 002-7). Losses without a crash are not part of f_n: they are the difference between 1 and
+    `reach_probability_limit` (erratum 002-10).
     """
 
     def after(j: int, n: int, f: Callable[[int], float]) -> float:

@@ -59,8 +59,8 @@ class LinkMeter:
     longer outage are counted modulo 255; such an outage shows as `silence`. Jitter follows RFC 3550: a running mean
     over 16 datagrams of the change in transit time.
 
-    Nearly all datagrams arrive in sequence. For those the caller only compares `next_serial` and assigns `next_serial`,
-    `in_sequence` and `newest_sent_ns`, without a call. All other datagrams go through `on_datagram`.
+    Nearly all datagrams arrive in sequence: their serial is `next_serial`. To save time, the caller counts those
+    itself: it sets `next_serial`, `in_sequence` and `newest_sent_ns`. It passes all other datagrams to `on_datagram`.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class LinkMeter:
         return at >= 0 and serials == _ROUNDS[at : at + len(serials)]
 
     def on_datagram(self, sent_ns: int, serial: int) -> None:
-        """A datagram to all members arrived, in sequence or not."""
+        """Count a datagram to all members that has arrived, in sequence or not."""
         if self.next_serial != NO_SERIAL:
             self._newest_serial = (self.next_serial - 2) % SERIAL_MAX + 1
         ahead = (serial - self._newest_serial) % SERIAL_MAX
@@ -147,9 +147,10 @@ class LinkMeter:
         return self._counted + self.in_sequence
 
     def record_timing(self, now: int, sent_ns: int) -> None:
-        """Time one datagram. The caller chooses all end-of-slot marks, which arrive at even intervals, and some others.
+        """Record when a datagram was sent and when it arrived.
 
-        Timings are processed in batches, which takes less than half the time.
+        The caller does this for all end-of-slot marks, which arrive at even intervals, and for some other datagrams.
+        The times are processed later, in batches, which takes less than half the time.
         """
         timed = self._timed
         timed.append((now, sent_ns))
@@ -173,13 +174,13 @@ class LinkMeter:
 
     @property
     def delays(self) -> Histogram:
-        """Transit times of the timed datagrams."""
+        """The transit times of the datagrams given to `record_timing`."""
         self._process_timings()
         return self._delays
 
     @property
     def silence_ns(self) -> int:
-        """The longest time between two timed datagrams."""
+        """The longest time between two datagrams given to `record_timing`."""
         self._process_timings()
         return self._silence_ns
 
@@ -236,10 +237,10 @@ COUNT_LAG_SLOTS = 16
 class FrameMeter:
     """Counts the frames of one sender that do not reach the layer above a service.
 
-    Each slot of each member has frames numbered from 0 and closes with an end-of-slot mark, so the mark tells how many
-    frames the slot has, and slot numbers tell how many marks there are. If the mark of a slot is lost, at least the
-    mark is missing. A slot is counted when COUNT_LAG_SLOTS later slots have begun; a reliable service has finished its
-    repairs by then.
+    A sender numbers the frames of each slot from 0, and the last one has the end-of-slot mark. So the frame with the
+    mark tells how many frames the slot has. If that frame is lost, or all frames of a slot, at least the frame with the
+    mark counts as missing. A slot is counted when COUNT_LAG_SLOTS later slots have begun: a reliable service has
+    finished its repairs by then.
     """
 
     __slots__ = ("_counted_until", "_due", "_incarnation", "_missing", "_newest", "_open_slots")
@@ -414,7 +415,10 @@ class Monitor:
             self._process_deliveries()
 
     def _process_deliveries(self) -> None:
-        """Add upper bounds of the latency of peers' messages: no message is submitted before its slot begins."""
+        """Add the latency of peers' messages, from the beginning of their slot until delivery.
+
+        This is an upper bound, because no message is submitted before its slot begins.
+        """
         if self._slotted:
             slots = self._slots()
             for now, sender, slot, count in self._peer_deliveries:
@@ -445,7 +449,7 @@ class Monitor:
             link.record_timing(now, frame.sent_ns)
 
     def arrived_in_batch(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
-        """Datagrams arrived together; if all are in sequence, they are counted together."""
+        """Count datagrams that arrived together: in one step if all are in sequence, otherwise one by one."""
         first, last = frames[0], frames[-1]
         link = self._links.get(last.sender)
         # One socket received them one after the other, so a check of the first and the last covers all.
@@ -472,7 +476,7 @@ class Monitor:
         link.record_timing(now, last.sent_ns)
 
     def _on_out_of_sequence(self, now: int, frame: Frame, serial: int) -> LinkMeter | None:
-        """The meter of the datagram's link after counting the datagram; None if the datagram does not count."""
+        """Count a datagram that is out of sequence. Return its link's meter, or None if the datagram does not count."""
         if not serial or not frame.sent_ns:
             return None
         link = self._links.get(frame.sender)

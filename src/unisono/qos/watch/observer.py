@@ -62,7 +62,7 @@ class AdaptableStack(Protocol):
     def request_settings(
         self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
     ) -> None:
-        """Broadcast the settings that this member (or a departed one) needs, with the SLA verdict behind them."""
+        """Broadcast the settings that `member` needs (by default this one), with the SLA verdict behind them."""
 
     def apply_settings(self, settings: Settings, slot: int) -> None:
         """Use these settings from a slot on."""
@@ -84,7 +84,7 @@ class QosObserver:
     ) -> None:
         """`layers` are the stack's order and services; `stack` is adapted if `slas` names settings to adapt.
 
-        Raises SlaError for an SLA that this stack cannot evaluate and a setting that it cannot adapt.
+        Raises SlaError for an SLA that this stack cannot evaluate, or a setting that it cannot adapt.
         """
         self.events: list[StackEvent] = []
         self.due = 0
@@ -211,7 +211,7 @@ class QosObserver:
             stack.request_settings(now, adapter.declared, member=member)
 
     def settings_agreed(self, now: int, agreed: Sequence[SettingsAgreed]) -> None:
-        """All members agreed on these requests. Requests that take effect at the same slot make one change."""
+        """Apply settings that all members agreed on. Requests that take effect at the same slot make one change."""
         for slot, together in groupby(agreed, lambda request: request.slot):
             self._apply_requests(now, slot, tuple(together))
 

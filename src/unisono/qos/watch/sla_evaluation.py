@@ -4,11 +4,12 @@
 there are too few observations. The rows may come from one member or from all members of a group.
 
 `MemberEvaluation` does this for one running member. `GroupEvaluation` does it for a whole group, for the measurement
-service: it collects the rows of all members and evaluates a window when every member is past its end. Windows are in
-event time, by the members' clocks, and have the same numbers at all members. The evaluation does not wait for a member
-whose rows are all read and end more than `patience_ns` before the newest row of any member. Rows for an evaluated
-window are late: they are counted and change nothing. An SLA is evaluated per link (one member's link from one peer) and
-the worst link is reported. An SLA that says `together` is evaluated over all links of all members at once.
+service. It collects the rows of all members and evaluates a window when the rows of every member are past its end. It
+does not wait for a member whose rows are all read and end more than `patience_ns` before the newest row of any member.
+Rows that come after the evaluation of their window are late: they are counted and change nothing.
+
+Windows follow the members' clocks and have the same numbers at all members. An SLA is evaluated for each link, from one
+peer to one member, and the worst link is reported. An SLA with `together` is evaluated over all links at once.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class Finding:
 
 
 def collector_of(sla: Sla) -> tuple[str, Side]:
-    """The layer and side that collect the metric: the consumer for a service, the provider for its usage."""
+    """The layer that collects the SLA's metric, and the side that it measures.
+
+    The consumer measures the service below it; the provider measures the usage above it.
+    """
     side = sla.kind.side
     return (sla.consumer if side is Side.BELOW else sla.provider), side
 
@@ -73,7 +77,8 @@ def collector_of(sla: Sla) -> tuple[str, Side]:
 def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int, links_evaluated: int = 0) -> Finding:
     """Compare one window of rows, of one or several members, with an SLA.
 
-    `links_evaluated` is the number of links among which the worst is reported, if it is more than these rows cover.
+    Give `links_evaluated`, the number of links among which the caller reports the worst, if these rows cover only some
+    of them.
     """
     by_link = _by_link(sla, rows)
     links_evaluated = max(links_evaluated, evaluable_links(by_link.values(), sla))
@@ -105,7 +110,7 @@ def _by_link(sla: Sla, rows: Iterable[MetricRow]) -> dict[int, list[MetricRow]]:
 
 
 def severity(finding: Finding) -> tuple[int, float]:
-    """Sort key: the worst of several findings of one SLA is the largest."""
+    """A sort key for findings of one SLA: the worst finding has the largest key."""
     rank = (SlaStatus.UNKNOWN, SlaStatus.HELD, SlaStatus.VIOLATED).index(finding.status)
     return rank, finding.measured if finding.sla.shape is Shape.SHARE else -finding.measured
 
@@ -233,7 +238,7 @@ _NETWORK_ONLY_METRIC = "silence"
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """One member's measurements of the link from one peer, at one layer, in one window; None where there are none."""
+    """One member's measurements of the link from one peer, at one layer, in one window; unmeasured ones are None."""
 
     member: int
     link: int
@@ -333,7 +338,7 @@ class GroupEvaluation:
     # -- state -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything except the pending rows, as JSON-compatible values."""
+        """The state of the evaluation, without the pending rows, as JSON-compatible values."""
         return {
             "order": self._order,
             "parties": sorted(self._layers),
@@ -373,7 +378,7 @@ class GroupEvaluation:
 
     @property
     def unevaluated_slas(self) -> tuple[str, ...]:
-        """The SLAs that no window has evaluated: too few observations, or a layer is missing."""
+        """The SLAs not evaluated in any window, because there were too few observations or a layer is missing."""
         return tuple(sla.name for sla in self.slas if sla.name not in self._evaluated)
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -381,7 +386,11 @@ class GroupEvaluation:
     def add_rows(
         self, member: int, incarnation: int, rows: Sequence[MetricRow], all_read: bool, replayed: bool = False
     ) -> None:
-        """Add rows of one member in window order. `replayed` rows were added before `state` was taken."""
+        """Add rows of one member, in the order of their windows.
+
+        `all_read` means that no more of its rows are waiting to be read. `replayed` rows are added again after a
+        restart: the stored `state` already counts them.
+        """
         self._layers.update({row.layer for row in rows})
         if not self._order:
             self._name_order(next((row.layer for row in rows if row.metric == _ORDER_ONLY_METRIC), ""))
@@ -401,7 +410,7 @@ class GroupEvaluation:
                 self._progress[member] = incarnation, until, all_read
 
     def _name_order(self, order: str) -> None:
-        """Set the layer that SLAs mean by the name `order`."""
+        """Set which layer the word `order` in an SLA refers to."""
         self._order = order
         if order:
             named = [_with_order_name(sla, order) for sla in self.slas]
@@ -462,7 +471,7 @@ def _with_order_name(sla: Sla, order: str) -> Sla:
 
 
 def worst_finding(sla: Sla, by_member: dict[int, list[MetricRow]], window_start_ns: int) -> tuple[Finding, int | None]:
-    """The worst finding of one window over all members, and its member; None as member if evaluated together."""
+    """The worst finding of one window over all members, and the member with it; None for an SLA with `together`."""
     if sla.together:
         rows = (row for member in sorted(by_member) for row in by_member[member])
         return evaluate(sla, rows, window_start_ns), None

@@ -12,7 +12,10 @@ from unisono.sim.random_streams import random_bool, random_choice, random_int
 
 
 def random_clocks(chance: Random, drifts_ppm: Sequence[float], longest_step_ns: int) -> Clocks:
-    """Clocks of any kind, with one of these drifts, and steps at least 1 ms and at most `longest_step_ns` apart."""
+    """Clocks of a random kind, with one of these drifts.
+
+    The mean time between two steps of an adversarial clock is random, from 1 ms to `longest_step_ns`.
+    """
     return Clocks(
         random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
         drift_ppm=random_choice(chance, drifts_ppm),
@@ -21,9 +24,10 @@ def random_clocks(chance: Random, drifts_ppm: Sequence[float], longest_step_ns: 
 
 
 def duplication_and_reordering(chance: Random, probability: float, shares: Sequence[float]) -> list[Fault]:
-    """Faults within Δ that orders must tolerate, although the network of the paper does not have them.
+    """Draw faults that every order must tolerate, although the paper's network never duplicates or reorders datagrams.
 
-    Each of the two occurs with `probability`, and then affects one of these shares of the datagrams.
+    Each of the two faults is part of the scenario with this `probability`. It then affects a share of the datagrams,
+    drawn from `shares`.
     """
     faults: list[Fault] = []
     if random_bool(chance, probability):

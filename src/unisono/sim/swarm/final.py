@@ -61,7 +61,10 @@ def finals(seed: int) -> Scenario:
 
 
 def cbr_finals(seed: int) -> Scenario:
-    """The scenario of a seed over the CBR order, which tolerates no fault: early deliveries may stop at any point."""
+    """The random scenario with final deliveries over the CBR order, for a seed.
+
+    That order tolerates no fault, so its early deliveries may stop at any point.
+    """
     chance = RandomStreams(seed).stream("cbr finals")
     members = tuple(range(1, random_choice(chance, (3, 3, 4, 5)) + 1))
     theta = random_choice(chance, (5, 10, 40)) * NS_PER_MS

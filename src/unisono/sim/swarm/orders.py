@@ -2,9 +2,9 @@
 
 Each keeps the assumptions of its order, and within them is as adverse as possible: clocks and delays at their limits,
 members that start late, change their rates and leave. If the order tolerates it, members also crash, restart, are
-partitioned, pause, and lose datagrams within the declared bound. `Expectation.bound_ns` is the bound of the theorem, as
-errata correct it. If members of an order with a leader crash, the order itself states the bound, because it knows how
-long a change of leader takes.
+partitioned, pause, and lose datagrams within the declared bound. `Expectation.bound_ns` is the latency bound of
+the paper's theorem, with its errata. If members of an order with a leader crash, the order itself states the bound,
+because it knows how long a change of leader takes.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _workload(chance: Random, rate: Rate, max_message: int) -> Workload:
 
 
 def _span_ns(chance: Random, timing: Timing) -> int:
-    """How long members send: enough slots for messages in every stage of delivery at the same time."""
+    """How long members send: long enough for messages to be in every stage of delivery at the same time."""
     return random_int(chance, 5, 11) * timing.theta_ns + 2 * (timing.delta_ns + timing.gamma_ns)
 
 
@@ -222,7 +222,7 @@ def _vbr(chance: Random, seed: int) -> Scenario:
 
 
 def _vbr_fec(chance: Random, seed: int) -> Scenario:
-    """Loss within a of any b consecutive datagrams: forward error correction hides all of it (paper 001)."""
+    """At most a of any b consecutive datagrams are lost: forward error correction repairs all losses (paper 001)."""
     members, timing, fec = _members(chance), _timing(chance), _fec(chance)
     steps = _starts(chance, members)
     run_ns = _formed_ns(timing, steps) + 2 * timing.theta_ns + _span_ns(chance, timing)
@@ -314,7 +314,7 @@ def _churn_faults(
 
 
 def _leader_scenario(chance: Random, seed: int, order: str) -> Scenario:
-    """Any minority may crash, mostly with the leader; another member may leave."""
+    """A scenario of an order with a leader: any minority may crash, usually including the leader."""
     members, timing = _members(chance, low=random_choice(chance, (2, 3, 3))), _timing(chance)
     steps = _starts(chance, members)
     formed_ns = _formed_ns(timing, steps)

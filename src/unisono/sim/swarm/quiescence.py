@@ -31,7 +31,10 @@ def faults_end_ns(scenario: Scenario) -> int:
 
 
 class MultigroupQuiescent:
-    """Whether the world of a scenario with several groups has nothing left to do; call it repeatedly."""
+    """Says, when called, whether a simulated world with several groups has nothing left to do.
+
+    It remembers earlier calls, so call the same object repeatedly during a run.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self._faults_end_ns = faults_end_ns(scenario)
@@ -69,7 +72,7 @@ def _last_instance(orders: list[QuasiGenuine]) -> int:
 
 
 def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
-    """Whether each group has one leader, and no message waits for its place, for barriers, or for another group."""
+    """Whether each group has one leader, and no message waits for a decision, for barriers, or for another group."""
     return all(
         sum(order.consensus.is_leader for order in orders) == 1
         and not any(
@@ -93,7 +96,7 @@ def _stream_head(groups: dict[int, list[QuasiGenuine]], source: int, receiver: i
 
 
 class FinalOrderQuiescent:
-    """Whether the faults of a scenario are over and nothing is left to become final; call it repeatedly."""
+    """Says, when called, whether the faults of a scenario are over and nothing is left to become final."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._faults_end_ns = faults_end_ns(scenario) + 2 * report_every_ns(scenario.timing)

@@ -67,7 +67,7 @@ def calm(seed: int) -> Scenario:
 
 
 def stormy(seed: int) -> Scenario:
-    """A `calm` scenario with losses, partitions, crashes and pauses: safety must hold, liveness cannot."""
+    """A `calm` scenario with losses, partitions, crashes and pauses: safety must hold, liveness need not."""
     base = calm(seed)
     chance = RandomStreams(seed).stream("storm")
     faults: list[Fault] = list(base.faults)
@@ -171,7 +171,7 @@ def renegotiated(seed: int) -> Scenario:
 
 
 def _other_slot_ns(chance: Random, timing: Timing) -> int:
-    """A slot from a quarter to four times as long, often exactly half, double or four times."""
+    """Draw another slot length: a quarter to four times the present one, often exactly half, double or four times."""
     theta = timing.theta_ns
     return max(
         NS_PER_MS // 2,
@@ -182,7 +182,7 @@ def _other_slot_ns(chance: Random, timing: Timing) -> int:
 def _churn_faults(
     chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int
 ) -> tuple[list[Fault], list[ScenarioStep]]:
-    """Faults and steps of members, and partitions between them, all before `trouble_ns`."""
+    """Draw faults and planned steps of members, and partitions between members, all before `trouble_ns`."""
     faults: list[Fault] = []
     steps: list[ScenarioStep] = []
     for member in members:
