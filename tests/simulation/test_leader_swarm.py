@@ -269,6 +269,19 @@ def test_a_side_without_a_majority_stops(order: type[LeaderOrderBase]) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=NAMES)
+def test_a_leader_without_a_majority_waits_for_it_without_waking_all_the_time(order: type[LeaderOrderBase]) -> None:
+    """Frames have waited for p at a leader that may not order them. Only an input can change that, no timer."""
+    partition = Partition(Span(30 * MS, 200 * MS), ((1,), (2,), (3,)))
+    group = LeaderGroup(order, TIMING, 3, constant_delay(5 * MS), processing_ns=20 * MS, link_faults=[partition])
+    for number in range(20):
+        group.send(number * 15 * MS, 1, 20)
+    group.run(600 * MS)
+    assert_one_order(group, str(violations(group)))
+    assert len(group.delivered()[1]) == 20
+    assert group.world.steps < 10_000
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=NAMES)
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_lost_datagrams_only_cause_lateness(order: type[LeaderOrderBase], first: int) -> None:
     for seed in range(first, first + 8):

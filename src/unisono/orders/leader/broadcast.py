@@ -66,8 +66,6 @@ class LeaderBroadcast(LeaderOrderBase):
         self._next_expected_number = dict(self._next_ordered_number)
         """By member, the number of the next frame to put into `_ready_to_order`."""
         self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in policy.view.members}
-        self._ready_to_order: deque[tuple[int, Frame]] = deque()
-        """At the leader: frames in the order of arrival, each with the time from which it may be ordered."""
 
     def bound_ns(self) -> int:
         """The latency bound while no member crashes: 2Δ+p (paper 000 §8.1)."""
@@ -155,11 +153,6 @@ class LeaderBroadcast(LeaderOrderBase):
         wait = self.bound_ns() + self._timing.gamma_ns
         if self._pending_frames and now > self._pending_sent_at + wait and not self.election.leading:
             self._resend_pending(now)
-
-    def _order_timer_at(self) -> int | None:
-        if self._ready_to_order and self._leader_hold_ns and self.election.leading:
-            return self._ready_to_order[0][0]
-        return None
 
     # -- delivering ------------------------------------------------------------------------------------------
 

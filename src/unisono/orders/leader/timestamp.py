@@ -24,7 +24,7 @@ from itertools import islice
 
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.timing import Timing
+from unisono.model.timing import Timing, earliest
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
@@ -114,7 +114,6 @@ class TimestampLeader(LeaderOrderBase):
         self._last_granted = dict.fromkeys(members, 0)
         self._last_accepted_request = dict.fromkeys(members, 0)
         self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in members}
-        self._ready_to_order: deque[tuple[int, Frame]] = deque()
 
     def _reservation(self, rate: Rate) -> BandwidthReservation:
         return stamping_reservation(self._policy, rate, leads=self.election.leading)
@@ -315,12 +314,7 @@ class TimestampLeader(LeaderOrderBase):
             self.election.frame_sender.send_copy(now, frame, self.election.promised_term, to)
 
     def _order_timer_at(self) -> int | None:
-        times = []
-        if self._ready_to_order and self._leader_hold_ns and self.election.leading:
-            times.append(self._ready_to_order[0][0])
-        if self._request_closes_at is not None:
-            times.append(self._request_closes_at)
-        return min(times, default=None)
+        return earliest((super()._order_timer_at(), self._request_closes_at))
 
     # -- delivering ------------------------------------------------------------------------------------------
 
