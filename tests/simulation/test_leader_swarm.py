@@ -291,6 +291,26 @@ def test_lost_datagrams_only_cause_lateness(order: type[LeaderOrderBase], first:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=NAMES)
+@pytest.mark.parametrize("delay_ms", [5, 50, 79])
+def test_one_lost_datagram_costs_time_and_no_member(order: type[LeaderOrderBase], delay_ms: int) -> None:
+    """A round trip takes up to 16 slots here. With the timestamp leader, a request and its frames may both be lost."""
+    timing = Timing(80 * MS, 5 * MS, 10 * MS)
+    for receiver in (1, 3):
+        for at in range(200, 300, 13):
+            loss = Loss(Span(at * MS, (at + 10) * MS), 1.0, senders=(4 - receiver,), receivers=(receiver,))
+            group = LeaderGroup(order, timing, 3, constant_delay(delay_ms * MS), link_faults=[loss])
+            for number in range(60):
+                group.send(number * 11 * MS, 1 + number % 3, 20)
+            group.run(1000 * MS)
+            description = f"loss to {receiver} at {at} ms: {violations(group)}"
+            assert_one_order(group, description)
+            assert len(group.delivered()[1]) == 60, description
+            assert not {"fenced_out", "leader_lost"} & {kind for kinds in violations(group).values() for kind in kinds}
+            longest = group.bound_ns + 4 * timing.delta_ns if order is LeaderBroadcast else 5 * group.bound_ns
+            assert max(latency for latency, _, _ in group.latencies()) < longest, description
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=NAMES)
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_a_leader_that_leaves_hands_over(order: type[LeaderOrderBase], first: int) -> None:
     for seed in range(first, first + 8):

@@ -340,7 +340,7 @@ def test_both_orders_are_registered() -> None:
         (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, True)),
         (Kind.VOTE_REQUEST, VoteRequest(7)),
         (Kind.VOTE, Vote(5, 6, 4)),
-        (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)),
+        (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4, 5)),
         (Kind.STAMP_REQUEST, StampRequest(1, 2, 3)),
     ],
 )
@@ -381,9 +381,10 @@ def body_of(message: object) -> bytes:
         (Kind.VOTE, b"x"),
         (
             Kind.RETRANSMIT_REQUEST,
-            body_of(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2),
+            body_of(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4, 5)).replace(b"\1\0", b"\7\0", 2),
         ),
-        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2**63, 0, 0))),
+        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2**63, 0, 0, 1))),
+        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2, 0, 0, 0))),
         (Kind.RETRANSMIT_REQUEST, b""),
         (Kind.STAMP_REQUEST, body_of(StampRequest(1, 2, 0))),
         (Kind.STAMP_REQUEST, body_of(StampRequest(2**63, 2, 1))),

@@ -106,7 +106,7 @@ class LeaderOrderBase(VariableRateBase):
         Γ is subtracted because the clock that measures this time may be wrong by Γ.
         """
         self._ready_to_order: deque[tuple[int, Frame]] = deque()
-        """At the leader: frames or requests in the order of arrival, each with the time from which it may be ordered."""
+        """At the leader: frames or requests as they arrived, each with the time from which it may be ordered."""
         self._last_ordering_at = 0
         """When this member last tried to order frames or requests."""
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3

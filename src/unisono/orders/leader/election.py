@@ -30,6 +30,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import EVERYONE
 from unisono.orders.leader.messages import (
+    ALL_FRAMES,
     ALL_REQUESTS,
     EntryType,
     LastFrames,
@@ -41,11 +42,18 @@ from unisono.orders.leader.messages import (
     Vote,
     VoteRequest,
 )
-from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
+from unisono.orders.leader.stream import (
+    RETAINED_ENTRIES,
+    WINDOW,
+    FrameSender,
+    OrderedStream,
+    RetransmitTimer,
+    StreamEntry,
+    read_copy,
+    read_entry,
+)
 from unisono.wire.frame import Frame
 
-MAX_UNANSWERED_REQUESTS = 8
-"""After this many unanswered requests a member assumes that no other member has the data that it lacks."""
 NEVER_NS = 1 << 62
 
 
@@ -90,11 +98,15 @@ def outage_ns(timing: Timing, processing_ns: int) -> int:
 
 
 class MissingFrames(NamedTuple):
-    """Frames of one stamp request, from frame `number` on, that the stream has ordered and that have not arrived."""
+    """Frames of member `origin` that have not arrived here: `count` frames from frame `number` on.
+
+    With the timestamp leader, `request` is the stamp request that they belong to, and the stream has ordered them.
+    """
 
     request: int
     origin: int
     number: int
+    count: int = ALL_FRAMES
 
 
 class StreamMembership:
@@ -192,9 +204,13 @@ class FollowerHeartbeats:
         for member, last_received in self._last_received.items():
             self._last_received[member] = max(until, last_received)
 
+    def on_frame(self, member: int, now: int) -> None:
+        """Record that a follower has sent something to its leader."""
+        self._last_received[member] = max(now, self._last_received[member])
+
     def on_heartbeat(self, member: int, now: int, heartbeat: StreamHeartbeat) -> None:
         """Record a follower's heartbeat."""
-        self._last_received[member] = max(now, self._last_received[member])
+        self.on_frame(member, now)
         self._echoes[member] = max(self._echoes[member], heartbeat.echo_ns)
         self.acked[member] = max(self.acked[member], heartbeat.position)
 
@@ -251,7 +267,12 @@ class LeaderElection:
         self.membership = StreamMembership(policy.view.members)
         # The stream.
         self.stream = OrderedStream()
-        self._leader_position = self._missing_at_last_heartbeat = self._unanswered_requests = 0
+        self._leader_position = 0
+        self._leader_retains_from = 0
+        """The first position of the stream that the leader can retransmit, according to its last heartbeat."""
+        self._entries_timer = RetransmitTimer(self.timing)
+        self._requested_until = 0
+        """The last position of the stream that this member has requested; 0 if it awaits no answer."""
         # Heartbeats.
         self.started = False
         self._next_heartbeat = self._leader_alive_at = 0
@@ -399,6 +420,7 @@ class LeaderElection:
             self._record_leader_alive(now)
             self._leader_position = max(self._leader_position, heartbeat.position)
             self.stream.stable = max(self.stream.stable, heartbeat.stable)
+            self._leader_retains_from = min(heartbeat.stable, heartbeat.position - RETAINED_ENTRIES) + 1
             self._leader_heartbeat_sent_ns = frame.sent_ns
             self.stream.prune()
             if heartbeat.wants_answer:
@@ -407,6 +429,14 @@ class LeaderElection:
             self._follower_heartbeats.on_heartbeat(sender, now, heartbeat)
             if self.membership.may_readmit(sender, heartbeat.position) and self.may_order(now):
                 self.append_member_list(now, (*self.membership.current_members, sender))
+
+    def record_follower_alive(self, now: int, member: int) -> None:
+        """As the leader, record that a member has sent a frame that it sends only to the leader that it follows.
+
+        A member under load is heard by these frames, although its heartbeats wait behind them.
+        """
+        if self.leading:
+            self._follower_heartbeats.on_frame(member, now)
 
     def _record_leader_alive(self, now: int) -> None:
         self._leader_alive_at = max(self._leader_alive_at, now)
@@ -481,13 +511,19 @@ class LeaderElection:
                 self.fence(entry.position)
                 return
             self._accept(now, entry)
+        if self._requested_until and self.stream.position >= self._requested_until:
+            # The answer is complete. If more entries are missing, this member requests them at once.
+            self._requested_until = 0
+            self._entries_timer.expect(self._first_missing_entry())
+            self._request_entries(now)
+            if self._requested_until and self._election_state.fetching_from:
+                self._election_state.poll_ends_at = now + vote_wait_ns(self.timing)
         if self._election_state.is_candidate and self._election_state.fetching_from:
             self._count_votes(now)
 
     def _accept(self, now: int, entry: StreamEntry) -> None:
         self.check_position(entry.position)
         previous_term = self.stream.last_term
-        self._unanswered_requests = 0
         self.stream.accept(entry)
         if entry.entry_type is EntryType.MEMBER_LIST:
             self._adopt_member_list(now, entry, previous_term)
@@ -505,20 +541,36 @@ class LeaderElection:
         elif old != new and old not in self.membership.departed:
             self.events.append(_leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
 
+    def _first_missing_entry(self) -> int | None:
+        is_behind = self._last_known_position() > self.stream.position or self.stream.has_holes()
+        return self.stream.position + 1 if is_behind else None
+
+    def _last_known_position(self) -> int:
+        """The end of the stream at the leader, or at the voter from which this candidate fetches entries."""
+        election = self._election_state
+        if election.is_candidate and election.fetching_from:
+            return election.votes[election.fetching_from].position
+        return self._leader_position
+
     def _request_missing_entries(self, now: int) -> None:
-        """Request the next entry if it was already missing at the previous heartbeat: its datagram may be lost."""
-        stream, election = self.stream, self._election_state
+        """At the end of a slot: request missing entries. A member that needs entries that nobody retains must leave."""
+        missing = self._first_missing_entry()
+        if missing is not None and self.leader is not None and missing < self._leader_retains_from:
+            self.fence(self.stream.position)
+        elif self._entries_timer.is_due(now, missing):
+            self._request_entries(now)
+
+    def _request_entries(self, now: int) -> None:
+        """Request missing entries from the leader, or from the voter from which this candidate fetches them."""
+        election = self._election_state
         source = election.fetching_from if election.is_candidate else self.leader
-        missing = stream.position + 1 if self._leader_position > stream.position or stream.has_holes() else 0
-        if missing and missing == self._missing_at_last_heartbeat and source and source != self.member:
-            self._unanswered_requests += 1
-            if self._unanswered_requests > MAX_UNANSWERED_REQUESTS and stream.has_holes():
-                self.fence(stream.position)
-                return
-            self.frame_sender.send(
-                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, missing, 0, 0), source
-            )
-        self._missing_at_last_heartbeat = missing
+        if not source or source == self.member:
+            return
+        for first, count in self.stream.holes(self._last_known_position()):
+            request = RetransmitRequest(self.promised_term, MissingKind.ENTRIES, first, 0, 0, count)
+            self.frame_sender.send(now, request, source)
+            self._requested_until = first + count - 1
+        self._entries_timer.record_asked(now)
 
     def request_frames(self, now: int, missing: MissingFrames) -> None:
         """Request missing frames from the leader; a leader requests them from the member that sent them."""
@@ -528,7 +580,7 @@ class LeaderElection:
 
     def _request_frames_from(self, now: int, missing: MissingFrames, source: int) -> None:
         request = RetransmitRequest(
-            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number
+            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number, missing.count
         )
         self.frame_sender.send(now, request, source)
 
@@ -536,7 +588,7 @@ class LeaderElection:
         if request.missing is MissingKind.FRAMES:
             self.frame_requests.append((sender, request))
         elif request.term == self.promised_term:
-            for entry in self.stream.entries_from(request.first):
+            for entry in self.stream.retained_entries(request.first, request.count):
                 self.frame_sender.send_entry(now, entry, self.promised_term, to=sender)
 
     def fence(self, position: int) -> None:
@@ -686,9 +738,8 @@ class LeaderElection:
                 election.fetching_frames, election.poll_ends_at = True, now + vote_wait_ns(self.timing)
         elif election.fetching_from != best:
             election.fetching_from, election.poll_ends_at = best, now + vote_wait_ns(self.timing)
-            self.frame_sender.send(
-                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, self.stream.position + 1, 0, 0), best
-            )
+            self._entries_timer.expect(self._first_missing_entry())
+            self._request_entries(now)
         elif now > election.poll_ends_at:
             # The voter with more entries has crashed since. Entries that only crashed members have are void.
             del election.votes[best]
@@ -732,10 +783,10 @@ class LeaderElection:
         self.term = term
         self._election_state.end_poll()
         self.stream.forget_ahead()
-        self._leader_position = 0
+        self._leader_position = self._leader_retains_from = self._requested_until = 0
         self._leader_alive_at = max(self._leader_alive_at, now)
-        # Request entries that were ordered before this term and are missing here at once.
-        self._missing_at_last_heartbeat = self.stream.position + 1
+        # At the end of this slot, request entries that were ordered before this term and are missing here.
+        self._entries_timer.expect(self.stream.position + 1)
 
 
 # -- violations ------------------------------------------------------------------------------------------------------
