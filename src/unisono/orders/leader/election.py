@@ -169,12 +169,15 @@ class ElectionState:
         self.poll_ends_at = 0
         self.fetching_from = 0
         """The voter from which this candidate fetches entries; 0 if none."""
+        self.fetching_until = 0
+        """The last position of the stream that this candidate fetches."""
         self.fetching_frames = False
         """Whether the entries are complete and the candidate now fetches frames that they order."""
 
     def start_poll(self, candidate: int, vote: Vote, ends_at: int) -> None:
         """Become a candidate until `ends_at`; this member's own vote is the first one."""
-        self.is_candidate, self.fetching_from, self.fetching_frames, self.deferred_vote_request = True, 0, False, None
+        self.is_candidate, self.fetching_from, self.fetching_until = True, 0, 0
+        self.fetching_frames, self.deferred_vote_request = False, None
         self.votes, self.poll_ends_at = {candidate: vote}, ends_at
 
     def end_poll(self) -> None:
@@ -548,8 +551,8 @@ class LeaderElection:
     def _last_known_position(self) -> int:
         """The end of the stream at the leader, or at the voter from which this candidate fetches entries."""
         election = self._election_state
-        if election.is_candidate and election.fetching_from:
-            return election.votes[election.fetching_from].position
+        if election.is_candidate:
+            return election.fetching_until
         return self._leader_position
 
     def _request_missing_entries(self, now: int) -> None:
@@ -737,7 +740,8 @@ class LeaderElection:
             elif not election.fetching_frames:
                 election.fetching_frames, election.poll_ends_at = True, now + vote_wait_ns(self.timing)
         elif election.fetching_from != best:
-            election.fetching_from, election.poll_ends_at = best, now + vote_wait_ns(self.timing)
+            election.fetching_from, election.fetching_until = best, election.votes[best].position
+            election.poll_ends_at = now + vote_wait_ns(self.timing)
             self._entries_timer.expect(self._first_missing_entry())
             self._request_entries(now)
         elif now > election.poll_ends_at:
