@@ -98,7 +98,7 @@ def outage_ns(timing: Timing, processing_ns: int) -> int:
 
 
 class MissingFrames(NamedTuple):
-    """Frames of member `origin` that have not arrived here: `count` frames from frame `number` on.
+    """Frames of member `origin` that have not arrived here: `frame_count` frames from frame `number` on.
 
     With the timestamp leader, `request` is the stamp request that they belong to, and the stream has ordered them.
     """
@@ -106,7 +106,7 @@ class MissingFrames(NamedTuple):
     request: int
     origin: int
     number: int
-    count: int = ALL_FRAMES
+    frame_count: int = ALL_FRAMES
 
 
 class StreamMembership:
@@ -310,7 +310,20 @@ class LeaderElection:
         """Whether this member leads, a majority supports it, and the slowest member is not too far behind."""
         if not self.leading or not self.started or self.stream.position - self.stream.stable >= WINDOW:
             return False
-        return self._follower_heartbeats.supporters(self.membership.current_members, now) >= self.membership.majority()
+        return self._supporters(now) >= self.membership.majority()
+
+    def _supporters(self, now: int) -> int:
+        """How many members certainly follow this leader: current members, and removed ones that may be readmitted.
+
+        A member that was cut off and has caught up counts before the list that readmits it is in the stream. Otherwise
+        a leader could not append that list if it needs this member for its majority. Any two majorities of the group
+        share a member, whether or not that member was removed for a while.
+        """
+        heartbeats, membership = self._follower_heartbeats, self.membership
+        following = membership.current_members
+        if len(following) < len(membership.members):
+            following += tuple(m for m in membership.members if membership.may_readmit(m, heartbeats.acked[m]))
+        return heartbeats.supporters(following, now)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -366,7 +379,7 @@ class LeaderElection:
         if self._election_state.is_candidate:
             self._count_votes(now)
         elif self.leading and now > self._follower_heartbeats.trusted_from + heartbeat_timeout_ns(self.timing):
-            self._report_no_majority(self._follower_heartbeats.supporters(self.membership.current_members, now))
+            self._report_no_majority(self._supporters(now))
 
     def wake_at(self) -> int | None:
         """The earliest time of the next heartbeat, the leader time-out and the end of a candidate's wait for votes."""
@@ -583,7 +596,7 @@ class LeaderElection:
 
     def _request_frames_from(self, now: int, missing: MissingFrames, source: int) -> None:
         request = RetransmitRequest(
-            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number, missing.count
+            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number, missing.frame_count
         )
         self.frame_sender.send(now, request, source)
 
@@ -654,10 +667,7 @@ class LeaderElection:
     def _on_vote_request(self, now: int, sender: int, term: int) -> None:
         election, is_newer = self._election_state, term > self.promised_term
         is_owner = sender == self.membership.leader_of(term)
-        without_majority = (
-            self.leading
-            and self._follower_heartbeats.supporters(self.membership.current_members, now) < self.membership.majority()
-        )
+        without_majority = self.leading and self._supporters(now) < self.membership.majority()
         if without_majority and is_newer and is_owner:
             # This leader cannot order anything; the candidate may find the majority that it lacks.
             self._vote_for(now, sender, term)
