@@ -569,7 +569,7 @@ class LeaderElection:
         return self._leader_position
 
     def _request_missing_entries(self, now: int) -> None:
-        """At the end of a slot: request missing entries. A member that needs entries that nobody retains must leave."""
+        """At the end of a slot: request missing entries, or leave if the leader no longer retains them."""
         missing = self._first_missing_entry()
         if missing is not None and self.leader is not None and missing < self._leader_retains_from:
             self.fence(self.stream.position)
