@@ -167,6 +167,8 @@ class ElectionState:
         self.suspected: set[int] = set()
         self.votes: dict[int, Vote] = {}
         self.poll_ends_at = 0
+        self.was_paused = False
+        """Whether this candidate was paused when its poll ended. Then it waits for the end of another poll."""
         self.fetching_from = 0
         """The voter from which this candidate fetches entries; 0 if none."""
         self.fetching_until = 0
@@ -177,7 +179,7 @@ class ElectionState:
     def start_poll(self, candidate: int, vote: Vote, ends_at: int) -> None:
         """Become a candidate until `ends_at`; this member's own vote is the first one."""
         self.is_candidate, self.fetching_from, self.fetching_until = True, 0, 0
-        self.fetching_frames, self.deferred_vote_request = False, None
+        self.fetching_frames, self.deferred_vote_request, self.was_paused = False, None, False
         self.votes, self.poll_ends_at = {candidate: vote}, ends_at
 
     def end_poll(self) -> None:
@@ -338,7 +340,9 @@ class LeaderElection:
     def detect_own_pause(self, now: int) -> None:
         """If this member missed its own heartbeat, it was paused and its knowledge of the others is outdated.
 
-        Call this before any other processing. A leader then orders nothing until a majority has answered it.
+        Call this before any other processing. A leader then orders nothing until a majority has answered it. The voters
+        of a candidate may follow another leader by now. Those that do not will vote again, and a heartbeat of another
+        leader will arrive within the heartbeat time-out.
         """
         if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
             return
@@ -347,8 +351,12 @@ class LeaderElection:
         if self.leading:
             self._follower_heartbeats.trusted_from = now
             self._send_heartbeat(now, wants_answer=True)
-        else:
-            self._next_heartbeat = now
+            return
+        self._next_heartbeat, election = now, self._election_state
+        if election.is_candidate and now > election.poll_ends_at:
+            wait_ns = max(vote_wait_ns(self.timing), heartbeat_timeout_ns(self.timing))
+            election.start_poll(self.member, self._own_vote(), now + wait_ns)
+            election.was_paused = True
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Receive a frame of the election or of the stream."""
@@ -672,9 +680,10 @@ class LeaderElection:
             # This leader cannot order anything; the candidate may find the majority that it lacks.
             self._vote_for(now, sender, term)
             return
-        if self.leading or (election.is_candidate and self.membership.leader_of(self.term) == self.member):
+        was_leader = election.is_candidate and self.membership.leader_of(self.term) == self.member
+        if self.leading or (was_leader and self.member < sender):
             # The sender did not receive this leader for a while and promised another term. A new term of this leader
-            # brings it back.
+            # brings it back. Of two former leaders, only the lower one insists.
             if is_newer and (election.is_candidate or self.may_order(now)):
                 election.is_candidate = False
                 self._promise(term)
@@ -736,7 +745,8 @@ class LeaderElection:
             if now > election.poll_ends_at:
                 self._report_no_majority(len(election.votes))
             return
-        if now <= election.poll_ends_at and any(m not in election.votes for m in self._live_members()):
+        all_have_voted = not election.was_paused and all(m in election.votes for m in self._live_members())
+        if now <= election.poll_ends_at and not all_have_voted:
             return
         best = election.most_advanced_voter(self.member)
         if best == self.member or election.votes[best].position <= self.stream.position:
@@ -784,8 +794,10 @@ class LeaderElection:
         self.term = self.promised_term
         self.stream.forget_ahead()
         self._follower_heartbeats.assume_alive_until(now + 2 * self.timing.delta_ns)
+        acked = self._follower_heartbeats.acked
         for member in self.membership.members:
-            self._follower_heartbeats.acked[member] = self.stream.stable if member in self._election_state.votes else 0
+            vote = self._election_state.votes.get(member)
+            acked[member] = 0 if vote is None else min(vote.position, self.stream.stable)
         self._follower_heartbeats.trusted_from = 0
         self.append_member_list(now, voters)
         self._send_heartbeat(now)
