@@ -66,7 +66,15 @@ messages = st.one_of(
     st.builds(StreamHeartbeat, terms, numbers, numbers, numbers, st.booleans()),
     st.builds(VoteRequest, terms),
     votes(),
-    st.builds(RetransmitRequest, terms, st.sampled_from(MissingKind), numbers, frame_numbers, frame_numbers),
+    st.builds(
+        RetransmitRequest,
+        terms,
+        st.sampled_from(MissingKind),
+        numbers,
+        frame_numbers,
+        frame_numbers,
+        st.integers(1, 2**16 - 1),
+    ),
     st.builds(StampRequest, numbers, numbers, st.integers(1, 2**32 - 1)),
 )
 

@@ -268,7 +268,7 @@ PLANTED = [
     Planted("leader", LeaderBroadcast, "_deliver_accepted", delivers_the_newest_first, "total_order"),
     Planted("leader", LeaderBroadcast, "_deliver_accepted", collects_before_it_delivers, "total_order"),
     Planted("leader", LeaderBroadcast, "_on_frame", holds_on_too_long, "latency", leads=True),
-    Planted("leader", LeaderBroadcast, "_resend_pending", does_not_send_again, "gap_freedom"),
+    Planted("leader", LeaderBroadcast, "_resend_pending", does_not_send_again, "latency"),
     Planted("leader", LeaderElection, "_become_candidate_at", never_suspects, "gap_freedom", everywhere=True),
     Planted("timestamp", TimestampLeader, "_deliver_grant", does_not_wait_for_a_grants_frames, "gap_freedom"),
     Planted("timestamp", TimestampLeader, "_open_request", forgets_the_release, "gap_freedom"),

@@ -34,7 +34,15 @@ from unisono.orders.leader.messages import (
     decode_entry_header,
     encode_entry_header,
 )
-from unisono.orders.leader.stream import WINDOW
+from unisono.orders.leader.stream import (
+    MAX_REQUESTED_HOLES,
+    MAX_RESENT_ENTRIES,
+    RETAINED_ENTRIES,
+    WINDOW,
+    OrderedStream,
+    RetransmitTimer,
+    read_entry,
+)
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.stack import ORDERS, Stack, build
 from unisono.wire.codec import Unreadable, control_frame, decode_message, encode_message
@@ -294,6 +302,88 @@ def test_the_leader_is_ahead_of_the_slowest_member_by_at_most_the_window() -> No
     assert not order.election.may_order(START + MS)
 
 
+def ordered_without(member: int, slots: int) -> Bench:
+    """A group whose leader orders 500 frames in each of `slots` slots; this member is cut off in that time."""
+    bench = Bench(3, rate=Rate(1e9, 500))
+    bench.wait(30 * MS)
+    bench.isolated = {member}
+    bench.wait(80 * MS)
+    assert bench.order(1).view.members == tuple(m for m in (1, 2, 3) if m != member)
+    for slot in range(slots):
+        for _ in range(500):
+            assert bench.stacks[1].submit(bench.now, [b"entry"]) == 1
+        bench.exchange()
+        bench.wait((85 + 5 * slot) * MS)
+    bench.isolated = set()
+    return bench
+
+
+def test_a_member_that_lacks_many_entries_has_them_within_three_slots() -> None:
+    """It requests 512 entries at a time, and more as soon as it has them."""
+    bench = ordered_without(3, slots=6)
+    bench.wait(bench.now - START + 3 * TIMING.theta_ns)
+    assert bench.texts(3) == bench.texts(1) == [b"entry"] * 3000
+    bench.wait(bench.now - START + TIMING.theta_ns)
+    assert bench.order(1).view.members == (1, 2, 3)
+    assert bench.violations(3) == []
+
+
+def test_a_member_leaves_if_the_leader_no_longer_retains_what_it_lacks() -> None:
+    bench = ordered_without(3, slots=RETAINED_ENTRIES // 500 + 1)
+    bench.wait(bench.now - START + 2 * TIMING.theta_ns)
+    assert bench.violations(3) == ["fenced_out"]
+    assert bench.order(3).mode is Mode.LEFT
+
+
+@pytest.mark.parametrize("last_is_lost", [False, True])
+def test_the_leader_requests_frames_that_it_lacks(last_is_lost: bool) -> None:
+    """Two frames of a member are lost. If the last one is lost, too, the member sends it again after 2Δ+p+Γ."""
+    bench = Bench(3)
+    for text in (b"first", b"second", b"third"):
+        bench.isolated = {2} if last_is_lost or text != b"third" else set()
+        assert bench.stacks[2].submit(bench.now, [text]) == 1
+        bench.exchange()
+    bench.isolated = set()
+    assert bench.texts(1) == []
+    overdue = bench.order(2).bound_ns() + TIMING.gamma_ns if last_is_lost else 0
+    bench.wait(overdue + 3 * TIMING.theta_ns)
+    assert bench.texts(1) == bench.texts(3) == [b"first", b"second", b"third"]
+    assert bench.order(1).ignored["duplicate"] == 0
+
+
+def test_missing_data_are_requested_again_after_about_a_round_trip() -> None:
+    """Slots take 5 ms, and the longest round trip takes 24 ms."""
+    timer = RetransmitTimer(TIMING)
+
+    def asked_at(missing: int, slots: range) -> list[int]:
+        asked = []
+        for slot in slots:
+            if timer.is_due(slot * TIMING.theta_ns, missing):
+                timer.record_asked(slot * TIMING.theta_ns)
+                asked.append(slot)
+        return asked
+
+    assert asked_at(7, range(30)) == [1, 2, 4, 8, 14, 20, 26]
+    assert asked_at(9, range(30, 40)) == [31, 37]
+    assert asked_at(10, range(40, 43)) == [41]
+    assert asked_at(11, range(43, 48)) == [44, 47], "the last answer took two slots"
+    timer.expect(None)
+    assert not timer.is_due(200 * TIMING.theta_ns, None)
+
+
+def test_holes_of_the_stream_are_requested_up_to_a_limit() -> None:
+    def holes(*arrived: int) -> list[tuple[int, int]]:
+        stream = OrderedStream()
+        for position in arrived:
+            ordered = Ordered(HEADER._replace(position=position))
+            assert stream.store_ahead(read_entry(Frame(Kind.ORDERED, 1, 1, 0, 0, 0), ordered))
+        return list(stream.holes(2000))
+
+    assert holes(2, 3, 6) == [(1, 1), (4, 2), (7, MAX_RESENT_ENTRIES - 3)]
+    assert holes(*range(2, 100, 2)) == [(position, 1) for position in range(1, 2 * MAX_REQUESTED_HOLES, 2)]
+    assert holes(*range(1, 2001)) == []
+
+
 def test_leaving_before_the_start_departs_at_once() -> None:
     order = LeaderBroadcast(policy(1), UnlimitedNetwork())
     order.leave(START)
@@ -340,7 +430,7 @@ def test_both_orders_are_registered() -> None:
         (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, True)),
         (Kind.VOTE_REQUEST, VoteRequest(7)),
         (Kind.VOTE, Vote(5, 6, 4)),
-        (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)),
+        (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4, 5)),
         (Kind.STAMP_REQUEST, StampRequest(1, 2, 3)),
     ],
 )
@@ -381,9 +471,10 @@ def body_of(message: object) -> bytes:
         (Kind.VOTE, b"x"),
         (
             Kind.RETRANSMIT_REQUEST,
-            body_of(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2),
+            body_of(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4, 5)).replace(b"\1\0", b"\7\0", 2),
         ),
-        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2**63, 0, 0))),
+        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2**63, 0, 0, 1))),
+        (Kind.RETRANSMIT_REQUEST, body_of(RetransmitRequest(1, MissingKind.ENTRIES, 2, 0, 0, 0))),
         (Kind.RETRANSMIT_REQUEST, b""),
         (Kind.STAMP_REQUEST, body_of(StampRequest(1, 2, 0))),
         (Kind.STAMP_REQUEST, body_of(StampRequest(2**63, 2, 1))),

@@ -13,7 +13,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import Rate
 from unisono.model.workloads import cbr
 from unisono.sim.clocks import Clock, FixedClock
-from unisono.sim.member import PayloadMismatch
+from unisono.sim.member import PayloadMismatch, WakesForever
 from unisono.sim.network import SimulatedNetwork, constant_delay
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.traffic import TrafficLedger
@@ -160,14 +160,23 @@ def test_messages_not_accepted_are_submitted_again_at_the_next_wake_up() -> None
     assert world.members[1].waiting_count == 0
 
 
-def test_a_machine_that_always_wants_to_wake_does_not_stop_time() -> None:
-    class Restless(Scribe):
-        def step(self) -> Effects:
-            return Effects((), (), (), 0)
+class Restless(Scribe):
+    """A machine that asks after every input to be woken at once."""
 
+    def step(self) -> Effects:
+        return Effects((), (), (), 0)
+
+
+def test_a_machine_that_always_wants_to_wake_does_not_stop_time() -> None:
     restless = Restless()
     two(restless, Scribe()).run(20)
     assert [now for _, now, _ in restless.log] == list(range(21))
+
+
+def test_a_machine_that_asks_for_ever_to_be_woken_at_once_is_named() -> None:
+    world = two(Restless(), Scribe())
+    with pytest.raises(WakesForever, match="member 1, which runs Restless, asked 10,000 times in a row"):
+        world.run(MS)
 
 
 def test_the_check_runs_after_every_step() -> None:

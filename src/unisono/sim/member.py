@@ -41,6 +41,8 @@ from unisono.trace.schema import EventKind
 NEVER = 1 << 63
 SUBMIT_BATCH_MESSAGES = 1024
 """How many waiting messages an application submits in one call."""
+MAX_IMMEDIATE_WAKES = 10_000
+"""How many times in a row a stack may ask, when it is woken, to be woken again at once."""
 
 
 class Machine(Protocol):
@@ -65,6 +67,18 @@ class SlotAwareStack(Protocol):
 
 class PayloadMismatch(UnisonoError):
     """A member delivered bytes that differ from those sent."""
+
+
+class WakesForever(UnisonoError):
+    """A stack that is woken asks each time to be woken again at once, so that the simulation would never end."""
+
+    def __init__(self, member: int, stack: Machine, local_ns: int, asked_ns: int) -> None:
+        order = f"the order {stack.policy.order}" if isinstance(stack, Stack) else type(stack).__name__
+        super().__init__(
+            f"member {member}, which runs {order}, asked {MAX_IMMEDIATE_WAKES:,} times in a row to be woken again at "
+            f"once: at {local_ns} ns on its clock it asks to be woken at {asked_ns} ns"
+        )
+        self.member = member
 
 
 class Scheduler(Protocol):
@@ -106,6 +120,7 @@ class SimulatedMember:
         "_alarm_at",
         "_alarm_number",
         "_earliest_alarm",
+        "_immediate_wakes",
         "_last_delivered_slot",
         "_local_now",
         "_now",
@@ -162,6 +177,7 @@ class SimulatedMember:
         self._last_delivered_slot: int | None = None
         self._alarm_at: int | None = None
         self._alarm_number = 0
+        self._immediate_wakes = 0
 
     @property
     def up(self) -> bool:
@@ -331,7 +347,12 @@ class SimulatedMember:
     def set_alarm(self, at: int | None) -> None:
         """Schedule the stack's next wake-up, when the local clock shows `at`."""
         if at is not None and at < self._earliest_alarm:
+            self._immediate_wakes += 1
+            if self._immediate_wakes > MAX_IMMEDIATE_WAKES:
+                raise WakesForever(self.member, self.stack, self._local_now, at)
             at = self._earliest_alarm
+        elif self._earliest_alarm:
+            self._immediate_wakes = 0
         if at == self._alarm_at:
             return
         self._alarm_at = at

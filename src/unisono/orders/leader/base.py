@@ -9,6 +9,7 @@ what can be ordered, until nothing changes any more.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -104,6 +105,10 @@ class LeaderOrderBase(VariableRateBase):
 
         Γ is subtracted because the clock that measures this time may be wrong by Γ.
         """
+        self._ready_to_order: deque[tuple[int, Frame]] = deque()
+        """At the leader: frames or requests as they arrived, each with the time from which it may be ordered."""
+        self._last_ordering_at = 0
+        """When this member last tried to order frames or requests."""
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
 
     # -- where the two orders differ -------------------------------------------------------------------------
@@ -135,10 +140,6 @@ class LeaderOrderBase(VariableRateBase):
     @abstractmethod
     def _order_and_retransmit(self, now: int) -> None:
         """As the leader, order the frames or requests that have waited long enough. Retransmit the overdue ones."""
-
-    @abstractmethod
-    def _order_timer_at(self) -> int | None:
-        """When `_order_and_retransmit` has to run next; None if nothing waits."""
 
     @abstractmethod
     def _deliver_accepted(self, now: int) -> None:
@@ -250,11 +251,22 @@ class LeaderOrderBase(VariableRateBase):
                 return
             self._deliver_accepted(now)
             self.election.update_member_list(now)
+            self._last_ordering_at = now
             self._order_and_retransmit(now)
             self._deliver_accepted(now)
         if self.election.membership.leaving >= {*self.view.members}:
             # Every member is leaving: no member remains that could remove the last one.
             self._depart(self._timing.slot_of(now))
+
+    def _order_timer_at(self) -> int | None:
+        """When the leader may order the next waiting frame or request; None if no timer is needed.
+
+        If it may be ordered since an earlier time, the leader lacks a majority or room in its window. Only an input or
+        the next heartbeat can change that.
+        """
+        if self._ready_to_order and self.election.leading and self._ready_to_order[0][0] > self._last_ordering_at:
+            return self._ready_to_order[0][0]
+        return None
 
     # -- sending ---------------------------------------------------------------------------------------------
 

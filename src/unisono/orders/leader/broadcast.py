@@ -5,8 +5,10 @@ members. No clock is compared to another one. Timers fire Γ early, so that a cl
 bound.
 
 Sending: `submit` packs messages into frames, and each frame goes to the leader at once (`_send_to_leader`). A frame
-stays in `_pending_frames` until this member delivers it. Overdue frames, and all frames after a change of leader, are
-sent again; the leader recognises frames that it has by their number.
+stays in `_pending_frames` until this member delivers it. The leader requests frames that it lacks, which it sees when
+a later one arrives (`_request_missing_frames`). If no frame was delivered for too long, a member sends its last frame
+again, so that the leader sees what it lacks. After a change of leader, a member sends all frames again. The leader
+recognises frames that it has by their number.
 Ordering: the leader keeps each frame for p and then appends it to the ordered stream (`_order_and_retransmit`).
 Receiving: `election` accepts the entries of the stream in sequence; `_deliver_accepted` delivers them.
 
@@ -26,8 +28,8 @@ from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, 
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MissingFrames
-from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames
-from unisono.orders.leader.stream import StreamEntry
+from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames, RetransmitRequest
+from unisono.orders.leader.stream import RetransmitTimer, StreamEntry
 from unisono.orders.packing import NO_MESSAGES, FramePayload, count_fitting_messages, reservation
 from unisono.wire.frame import (
     END_OF_SLOT,
@@ -39,8 +41,11 @@ from unisono.wire.frame import (
 )
 
 FRAME_NUMBER_MODULUS = 1 << 16
-MAX_PENDING_FRAMES = 1 << 12
-"""A member accepts no messages while this many of its frames are not delivered."""
+MAX_PENDING_FRAMES = 1 << 9
+"""A member accepts no messages while this many of its frames are not delivered.
+
+This also limits how far the frames of one member can fill the leader's receive buffer.
+"""
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
@@ -67,8 +72,9 @@ class LeaderBroadcast(LeaderOrderBase):
         self._next_expected_number = dict(self._next_ordered_number)
         """By member, the number of the next frame to put into `_ready_to_order`."""
         self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in policy.view.members}
-        self._ready_to_order: deque[tuple[int, Frame]] = deque()
-        """At the leader: frames in the order of arrival, each with the time from which it may be ordered."""
+        self._frames_timers = {member: RetransmitTimer(policy.timing) for member in policy.view.members}
+        self._checked_slot = -1
+        """The last slot in which the leader looked for missing frames."""
 
     def bound_ns(self) -> int:
         """The latency bound while no member crashes: 2Δ+p (paper 000 §8.1)."""
@@ -128,6 +134,7 @@ class LeaderBroadcast(LeaderOrderBase):
         if frame.kind is not Kind.DATA or self.election.leader != self._policy.member:
             self.ignored["not the leader"] += 1
             return
+        self.election.record_follower_alive(now, sender)
         if not self.election.membership.is_current_member(sender):
             self.ignored["not a current member"] += 1
             return
@@ -144,23 +151,42 @@ class LeaderBroadcast(LeaderOrderBase):
                 expected = (expected + 1) % FRAME_NUMBER_MODULUS
             self._next_expected_number[sender] = expected
 
-    def _order_and_retransmit(self, now: int) -> None:
-        """As the leader, order frames that have waited for the processing time p.
+    def _request_missing_frames(self, now: int) -> None:
+        """As the leader, once per slot: request frames that are missing although later ones have arrived."""
+        if self._timing.slot_of(now) == self._checked_slot or not self.election.leading:
+            return
+        self._checked_slot = self._timing.slot_of(now)
+        for member, later in self._out_of_sequence.items():
+            number, timer = self._next_expected_number[member], self._frames_timers[member]
+            if timer.is_due(now, number if later else None):
+                timer.record_asked(now)
+                count = min((each - number) % FRAME_NUMBER_MODULUS for each in later)
+                self.election.request_frames(now, MissingFrames(0, member, number, count))
 
-        As a follower, resend overdue frames.
+    def _resend_requested(self, now: int, request: RetransmitRequest) -> None:
+        """Send frames again that the leader lacks."""
+        for frame in self._pending_frames:
+            if (frame.number - request.number) % FRAME_NUMBER_MODULUS < request.count:
+                self._send_to_leader(now, frame)
+
+    def _order_and_retransmit(self, now: int) -> None:
+        """As the leader, order frames that have waited for the processing time p, and request missing ones.
+
+        As a follower, send frames again that the leader requests, or the last one if none was delivered for too long.
         """
         while self._ready_to_order and self._ready_to_order[0][0] <= now and self.election.may_order(now):
             _, frame = self._ready_to_order.popleft()
             if self.election.membership.is_current_member(frame.sender):
                 self.election.append(now, EntryType.RELAY, frame)
+        self._request_missing_frames(now)
+        while self.election.frame_requests:
+            sender, request = self.election.frame_requests.popleft()
+            if sender == self.election.leader and request.origin == self._policy.member:
+                self._resend_requested(now, request)
         wait = self.bound_ns() + self._timing.gamma_ns
         if self._pending_frames and now > self._pending_sent_at + wait and not self.election.leading:
-            self._resend_pending(now)
-
-    def _order_timer_at(self) -> int | None:
-        if self._ready_to_order and self._leader_hold_ns and self.election.leading:
-            return self._ready_to_order[0][0]
-        return None
+            self._pending_sent_at = now
+            self._send_to_leader(now, self._pending_frames[-1])
 
     # -- delivering ------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import EVERYONE
 from unisono.orders.leader.messages import (
+    ALL_FRAMES,
     ALL_REQUESTS,
     EntryType,
     LastFrames,
@@ -41,11 +42,18 @@ from unisono.orders.leader.messages import (
     Vote,
     VoteRequest,
 )
-from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
+from unisono.orders.leader.stream import (
+    RETAINED_ENTRIES,
+    WINDOW,
+    FrameSender,
+    OrderedStream,
+    RetransmitTimer,
+    StreamEntry,
+    read_copy,
+    read_entry,
+)
 from unisono.wire.frame import Frame
 
-MAX_UNANSWERED_REQUESTS = 8
-"""After this many unanswered requests a member assumes that no other member has the data that it lacks."""
 NEVER_NS = 1 << 62
 
 
@@ -94,11 +102,15 @@ def outage_ns(timing: Timing, processing_ns: int) -> int:
 
 
 class MissingFrames(NamedTuple):
-    """Frames of one stamp request, from frame `number` on, that the stream has ordered and that have not arrived."""
+    """Frames of member `origin` that have not arrived here: `frame_count` frames from frame `number` on.
+
+    With the timestamp leader, `request` is the stamp request that they belong to, and the stream has ordered them.
+    """
 
     request: int
     origin: int
     number: int
+    frame_count: int = ALL_FRAMES
 
 
 class StreamMembership:
@@ -159,14 +171,19 @@ class ElectionState:
         self.suspected: set[int] = set()
         self.votes: dict[int, Vote] = {}
         self.poll_ends_at = 0
+        self.was_paused = False
+        """Whether this candidate was paused when its poll ended. Then it waits for the end of another poll."""
         self.fetching_from = 0
         """The voter from which this candidate fetches entries; 0 if none."""
+        self.fetching_until = 0
+        """The last position of the stream that this candidate fetches."""
         self.fetching_frames = False
         """Whether the entries are complete and the candidate now fetches frames that they order."""
 
     def start_poll(self, candidate: int, vote: Vote, ends_at: int) -> None:
         """Become a candidate until `ends_at`; this member's own vote is the first one."""
-        self.is_candidate, self.fetching_from, self.fetching_frames, self.deferred_vote_request = True, 0, False, None
+        self.is_candidate, self.fetching_from, self.fetching_until = True, 0, 0
+        self.fetching_frames, self.deferred_vote_request, self.was_paused = False, None, False
         self.votes, self.poll_ends_at = {candidate: vote}, ends_at
 
     def end_poll(self) -> None:
@@ -196,9 +213,13 @@ class FollowerHeartbeats:
         for member, last_received in self._last_received.items():
             self._last_received[member] = max(until, last_received)
 
+    def on_frame(self, member: int, now: int) -> None:
+        """Record that a follower has sent something to its leader."""
+        self._last_received[member] = max(now, self._last_received[member])
+
     def on_heartbeat(self, member: int, now: int, heartbeat: StreamHeartbeat) -> None:
         """Record a follower's heartbeat."""
-        self._last_received[member] = max(now, self._last_received[member])
+        self.on_frame(member, now)
         self._echoes[member] = max(self._echoes[member], heartbeat.echo_ns)
         self.acked[member] = max(self.acked[member], heartbeat.position)
 
@@ -255,7 +276,12 @@ class LeaderElection:
         self.membership = StreamMembership(policy.view.members)
         # The stream.
         self.stream = OrderedStream()
-        self._leader_position = self._missing_at_last_heartbeat = self._unanswered_requests = 0
+        self._leader_position = 0
+        self._leader_retains_from = 0
+        """The first position of the stream that the leader can retransmit, according to its last heartbeat."""
+        self._entries_timer = RetransmitTimer(self.timing)
+        self._requested_until = 0
+        """The last position of the stream that this member has requested; 0 if it awaits no answer."""
         # Heartbeats.
         self.started = False
         self._next_heartbeat = self._leader_alive_at = 0
@@ -290,7 +316,20 @@ class LeaderElection:
         """Whether this member leads, a majority supports it, and the slowest member is not too far behind."""
         if not self.leading or not self.started or self.stream.position - self.stream.stable >= WINDOW:
             return False
-        return self._follower_heartbeats.supporters(self.membership.current_members, now) >= self.membership.majority()
+        return self._supporters(now) >= self.membership.majority()
+
+    def _supporters(self, now: int) -> int:
+        """How many members certainly follow this leader: current members, and removed ones that may be readmitted.
+
+        A member that was cut off and has caught up counts before the list that readmits it is in the stream. Otherwise
+        a leader could not append that list if it needs this member for its majority. Any two majorities of the group
+        share a member, whether or not that member was removed for a while.
+        """
+        heartbeats, membership = self._follower_heartbeats, self.membership
+        following = membership.current_members
+        if len(following) < len(membership.members):
+            following += tuple(m for m in membership.members if membership.may_readmit(m, heartbeats.acked[m]))
+        return heartbeats.supporters(following, now)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -305,7 +344,9 @@ class LeaderElection:
     def detect_own_pause(self, now: int) -> None:
         """Check whether this member was paused: then its last heartbeat is overdue, and its knowledge is outdated.
 
-        Call this before any other processing. A leader that was paused orders nothing until a majority has answered it.
+        Call this before any other processing. A leader then orders nothing until a majority has answered it. The voters
+        of a candidate may follow another leader by now. Those that do not will vote again, and a heartbeat of another
+        leader will arrive within the heartbeat time-out.
         """
         if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
             return
@@ -314,8 +355,12 @@ class LeaderElection:
         if self.leading:
             self._follower_heartbeats.trusted_from = now
             self._send_heartbeat(now, wants_answer=True)
-        else:
-            self._next_heartbeat = now
+            return
+        self._next_heartbeat, election = now, self._election_state
+        if election.is_candidate and now > election.poll_ends_at:
+            wait_ns = max(vote_wait_ns(self.timing), heartbeat_timeout_ns(self.timing))
+            election.start_poll(self.member, self._own_vote(), now + wait_ns)
+            election.was_paused = True
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Receive a frame of the election or of the stream."""
@@ -346,7 +391,7 @@ class LeaderElection:
         if self._election_state.is_candidate:
             self._count_votes(now)
         elif self.leading and now > self._follower_heartbeats.trusted_from + heartbeat_timeout_ns(self.timing):
-            self._report_no_majority(self._follower_heartbeats.supporters(self.membership.current_members, now))
+            self._report_no_majority(self._supporters(now))
 
     def wake_at(self) -> int | None:
         """The earliest time of the next heartbeat, the leader time-out and the end of a candidate's wait for votes."""
@@ -403,6 +448,7 @@ class LeaderElection:
             self._record_leader_alive(now)
             self._leader_position = max(self._leader_position, heartbeat.position)
             self.stream.stable = max(self.stream.stable, heartbeat.stable)
+            self._leader_retains_from = min(heartbeat.stable, heartbeat.position - RETAINED_ENTRIES) + 1
             self._leader_heartbeat_sent_ns = frame.sent_ns
             self.stream.prune()
             if heartbeat.wants_answer:
@@ -411,6 +457,14 @@ class LeaderElection:
             self._follower_heartbeats.on_heartbeat(sender, now, heartbeat)
             if self.membership.may_readmit(sender, heartbeat.position) and self.may_order(now):
                 self.append_member_list(now, (*self.membership.current_members, sender))
+
+    def record_follower_alive(self, now: int, member: int) -> None:
+        """As the leader, record that a member has sent a frame that it sends only to the leader that it follows.
+
+        A member under load is heard by these frames, although its heartbeats wait behind them.
+        """
+        if self.leading:
+            self._follower_heartbeats.on_frame(member, now)
 
     def _record_leader_alive(self, now: int) -> None:
         self._leader_alive_at = max(self._leader_alive_at, now)
@@ -485,13 +539,19 @@ class LeaderElection:
                 self.fence(entry.position)
                 return
             self._accept(now, entry)
+        if self._requested_until and self.stream.position >= self._requested_until:
+            # The answer is complete. If more entries are missing, this member requests them at once.
+            self._requested_until = 0
+            self._entries_timer.expect(self._first_missing_entry())
+            self._request_entries(now)
+            if self._requested_until and self._election_state.fetching_from:
+                self._election_state.poll_ends_at = now + vote_wait_ns(self.timing)
         if self._election_state.is_candidate and self._election_state.fetching_from:
             self._count_votes(now)
 
     def _accept(self, now: int, entry: StreamEntry) -> None:
         self.check_position(entry.position)
         previous_term = self.stream.last_term
-        self._unanswered_requests = 0
         self.stream.accept(entry)
         if entry.entry_type is EntryType.MEMBER_LIST:
             self._adopt_member_list(now, entry, previous_term)
@@ -509,20 +569,36 @@ class LeaderElection:
         elif old != new and old not in self.membership.departed:
             self.events.append(_leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
 
+    def _first_missing_entry(self) -> int | None:
+        is_behind = self._last_known_position() > self.stream.position or self.stream.has_holes()
+        return self.stream.position + 1 if is_behind else None
+
+    def _last_known_position(self) -> int:
+        """The end of the stream at the leader, or at the voter from which this candidate fetches entries."""
+        election = self._election_state
+        if election.is_candidate:
+            return election.fetching_until
+        return self._leader_position
+
     def _request_missing_entries(self, now: int) -> None:
-        """Request the next entry if it was already missing at the previous heartbeat: its datagram may be lost."""
-        stream, election = self.stream, self._election_state
+        """At the end of a slot: request missing entries, or leave if the leader no longer retains them."""
+        missing = self._first_missing_entry()
+        if missing is not None and self.leader is not None and missing < self._leader_retains_from:
+            self.fence(self.stream.position)
+        elif self._entries_timer.is_due(now, missing):
+            self._request_entries(now)
+
+    def _request_entries(self, now: int) -> None:
+        """Request missing entries from the leader, or from the voter from which this candidate fetches them."""
+        election = self._election_state
         source = election.fetching_from if election.is_candidate else self.leader
-        missing = stream.position + 1 if self._leader_position > stream.position or stream.has_holes() else 0
-        if missing and missing == self._missing_at_last_heartbeat and source and source != self.member:
-            self._unanswered_requests += 1
-            if self._unanswered_requests > MAX_UNANSWERED_REQUESTS and stream.has_holes():
-                self.fence(stream.position)
-                return
-            self.frame_sender.send(
-                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, missing, 0, 0), source
-            )
-        self._missing_at_last_heartbeat = missing
+        if not source or source == self.member:
+            return
+        for first, count in self.stream.holes(self._last_known_position()):
+            request = RetransmitRequest(self.promised_term, MissingKind.ENTRIES, first, 0, 0, count)
+            self.frame_sender.send(now, request, source)
+            self._requested_until = first + count - 1
+        self._entries_timer.record_asked(now)
 
     def request_frames(self, now: int, missing: MissingFrames) -> None:
         """Request missing frames from the leader; a leader requests them from the member that sent them."""
@@ -532,7 +608,7 @@ class LeaderElection:
 
     def _request_frames_from(self, now: int, missing: MissingFrames, source: int) -> None:
         request = RetransmitRequest(
-            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number
+            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number, missing.frame_count
         )
         self.frame_sender.send(now, request, source)
 
@@ -540,7 +616,7 @@ class LeaderElection:
         if request.missing is MissingKind.FRAMES:
             self.frame_requests.append((sender, request))
         elif request.term == self.promised_term:
-            for entry in self.stream.entries_from(request.first):
+            for entry in self.stream.retained_entries(request.first, request.count):
                 self.frame_sender.send_entry(now, entry, self.promised_term, to=sender)
 
     def fence(self, position: int) -> None:
@@ -603,17 +679,15 @@ class LeaderElection:
     def _on_vote_request(self, now: int, sender: int, term: int) -> None:
         election, is_newer = self._election_state, term > self.promised_term
         is_owner = sender == self.membership.leader_of(term)
-        without_majority = (
-            self.leading
-            and self._follower_heartbeats.supporters(self.membership.current_members, now) < self.membership.majority()
-        )
+        without_majority = self.leading and self._supporters(now) < self.membership.majority()
         if without_majority and is_newer and is_owner:
             # This leader cannot order anything; the candidate may find the majority that it lacks.
             self._vote_for(now, sender, term)
             return
-        if self.leading or (election.is_candidate and self.membership.leader_of(self.term) == self.member):
+        was_leader = election.is_candidate and self.membership.leader_of(self.term) == self.member
+        if self.leading or (was_leader and self.member < sender):
             # The sender did not receive this leader for a while and promised another term. A new term of this leader
-            # brings it back.
+            # brings it back. Of two former leaders, only the lower one insists.
             if is_newer and (election.is_candidate or self.may_order(now)):
                 election.is_candidate = False
                 self._promise(term)
@@ -675,7 +749,8 @@ class LeaderElection:
             if now > election.poll_ends_at:
                 self._report_no_majority(len(election.votes))
             return
-        if now <= election.poll_ends_at and any(m not in election.votes for m in self._live_members()):
+        all_have_voted = not election.was_paused and all(m in election.votes for m in self._live_members())
+        if now <= election.poll_ends_at and not all_have_voted:
             return
         best = election.most_advanced_voter(self.member)
         if best == self.member or election.votes[best].position <= self.stream.position:
@@ -689,10 +764,10 @@ class LeaderElection:
             elif not election.fetching_frames:
                 election.fetching_frames, election.poll_ends_at = True, now + vote_wait_ns(self.timing)
         elif election.fetching_from != best:
-            election.fetching_from, election.poll_ends_at = best, now + vote_wait_ns(self.timing)
-            self.frame_sender.send(
-                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, self.stream.position + 1, 0, 0), best
-            )
+            election.fetching_from, election.fetching_until = best, election.votes[best].position
+            election.poll_ends_at = now + vote_wait_ns(self.timing)
+            self._entries_timer.expect(self._first_missing_entry())
+            self._request_entries(now)
         elif now > election.poll_ends_at:
             # The voter with more entries has crashed since. Entries that only crashed members have are void.
             del election.votes[best]
@@ -723,8 +798,10 @@ class LeaderElection:
         self.term = self.promised_term
         self.stream.forget_ahead()
         self._follower_heartbeats.assume_alive_until(now + 2 * self.timing.delta_ns)
+        acked = self._follower_heartbeats.acked
         for member in self.membership.members:
-            self._follower_heartbeats.acked[member] = self.stream.stable if member in self._election_state.votes else 0
+            vote = self._election_state.votes.get(member)
+            acked[member] = 0 if vote is None else min(vote.position, self.stream.stable)
         self._follower_heartbeats.trusted_from = 0
         self.append_member_list(now, voters)
         self._send_heartbeat(now)
@@ -736,10 +813,10 @@ class LeaderElection:
         self.term = term
         self._election_state.end_poll()
         self.stream.forget_ahead()
-        self._leader_position = 0
+        self._leader_position = self._leader_retains_from = self._requested_until = 0
         self._leader_alive_at = max(self._leader_alive_at, now)
-        # Request entries that were ordered before this term and are missing here at once.
-        self._missing_at_last_heartbeat = self.stream.position + 1
+        # At the end of this slot, request entries that were ordered before this term and are missing here.
+        self._entries_timer.expect(self.stream.position + 1)
 
 
 # -- violations ------------------------------------------------------------------------------------------------------

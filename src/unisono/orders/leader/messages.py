@@ -29,6 +29,8 @@ from unisono.wire.frame import SETTING_REQUEST, Frame, Kind
 
 ALL_REQUESTS = SEQUENCE_LIMIT - 1
 """The value of `LastFrames.request` if the member left in an orderly way: all its frames count."""
+ALL_FRAMES = (1 << 16) - 1
+"""The value of `RetransmitRequest.count` for all frames from the first missing one on."""
 
 
 class EntryType(IntEnum):
@@ -84,9 +86,10 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class RetransmitRequest:
-    """Asks for entries of the stream from position `first` on, or for frames of member `origin`.
+    """Asks for `count` entries of the stream from position `first` on, or for `count` frames of member `origin`.
 
-    For frames, `first` is the request that they belong to and `number` is the first missing frame of that request.
+    For frames, `number` is the first missing one. With the timestamp leader, `first` is the request that the frames
+    belong to. With leader broadcast it is 0.
     """
 
     term: int
@@ -94,6 +97,7 @@ class RetransmitRequest:
     first: int
     origin: int
     number: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ register(
             u63("first"),
             u16("origin"),
             u16("number"),
+            u16("count", least=1),
         ),
         Kind.STAMP_REQUEST: Spec(StampRequest, u63("previous"), u63("admitted_at"), u32("count", least=1)),
     }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from unisono.model.events import PackedMessages
 from unisono.model.policy import Policy
+from unisono.model.timing import Timing
 from unisono.model.units import EVERYONE
 from unisono.orders.leader.messages import (
     MEMBER_LIST,
@@ -33,7 +34,9 @@ WINDOW = 4096
 RETAINED_ENTRIES = 4096
 """Keep this many entries that all current members have, for removed members that come back."""
 MAX_RESENT_ENTRIES = 512
-"""Answer one retransmission request with at most this many entries."""
+"""Request at most this many missing entries at a time, and answer one request with at most this many."""
+MAX_REQUESTED_HOLES = 16
+"""Request the entries of at most this many holes at a time."""
 
 
 @dataclass(slots=True)
@@ -152,6 +155,44 @@ def read_copy(frame: Frame, header: EntryHeader) -> Frame:
     )
 
 
+class RetransmitTimer:
+    """Says when to request data that are missing at the end of a slot.
+
+    A member requests them once they are also missing at the end of the next slot, since a datagram may be overtaken.
+    If no answer comes within Θ plus the time that the last answer took, it requests them again, and then waits twice as
+    long each time, but at most for Θ plus the longest round trip, 2Δ+2Γ.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self._theta_ns = timing.theta_ns
+        self._longest_round_trip_ns = 2 * timing.delta_ns + 2 * timing.gamma_ns
+        self._round_trip_ns = 0
+        self._missing: int | None = None
+        self._first_asked_at: int | None = None
+        self._next_at = self._wait_ns = 0
+
+    def is_due(self, now: int, missing: int | None) -> bool:
+        """Whether to request the missing data now. `missing` names the first missing datum; None if there is none."""
+        if missing != self._missing:
+            if self._first_asked_at is not None:
+                self._round_trip_ns = min(now - self._first_asked_at, self._longest_round_trip_ns)
+            self.expect(missing)
+            return False
+        return missing is not None and now >= self._next_at
+
+    def expect(self, missing: int | None) -> None:
+        """Request these data at the end of this slot, if they are still missing then."""
+        self._missing, self._first_asked_at = missing, None
+        self._next_at, self._wait_ns = 0, self._theta_ns + self._round_trip_ns
+
+    def record_asked(self, now: int) -> None:
+        """Wait for the answer to a request that is sent now."""
+        if self._first_asked_at is None:
+            self._first_asked_at = now
+        self._next_at = now + self._wait_ns
+        self._wait_ns = min(2 * self._wait_ns, self._theta_ns + self._longest_round_trip_ns)
+
+
 class FrameSender:
     """Creates one member's frames and appends them to `down`, its list of outgoing frames."""
 
@@ -265,6 +306,21 @@ class OrderedStream:
         """Whether later entries have arrived while the next one is missing."""
         return bool(self._ahead)
 
+    def holes(self, end: int) -> Iterator[tuple[int, int]]:
+        """Missing entries up to position `end`: the first position and the number of entries of each hole.
+
+        At most MAX_REQUESTED_HOLES holes with MAX_RESENT_ENTRIES entries in total.
+        """
+        first, entries_left, holes_left = self.position + 1, MAX_RESENT_ENTRIES, MAX_REQUESTED_HOLES
+        for position in (*sorted(self._ahead), end + 1):
+            count = min(position - first, entries_left)
+            if count > 0:
+                yield first, count
+                entries_left, holes_left = entries_left - count, holes_left - 1
+            if not entries_left or not holes_left:
+                return
+            first = position + 1
+
     def forget_ahead(self) -> None:
         """Drop the entries that arrived out of sequence: they belong to an earlier term."""
         self._ahead.clear()
@@ -276,8 +332,8 @@ class OrderedStream:
         for position in range(first, end + 1):
             self._log.pop(position, None)
 
-    def entries_from(self, first: int) -> Iterator[StreamEntry]:
-        """Retained entries from position `first` on, at most MAX_RESENT_ENTRIES."""
-        first = max(first, next(iter(self._log), 1))
-        for position in range(first, min(first + MAX_RESENT_ENTRIES, self.position + 1)):
+    def retained_entries(self, first: int, count: int) -> Iterator[StreamEntry]:
+        """Those of `count` entries from position `first` on that are retained, at most MAX_RESENT_ENTRIES."""
+        end = min(first + min(count, MAX_RESENT_ENTRIES), self.position + 1)
+        for position in range(max(first, next(iter(self._log), 1)), end):
             yield self._log[position]

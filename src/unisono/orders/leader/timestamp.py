@@ -24,11 +24,11 @@ from itertools import islice
 
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.timing import Timing
+from unisono.model.timing import Timing, earliest
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
-from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS, MissingFrames
+from unisono.orders.leader.election import MissingFrames
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
     ORDERED_BYTES,
@@ -44,6 +44,9 @@ from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES,
 
 MAX_PENDING_REQUESTS = 1 << 10
 """A member has at most this many requests without stamps."""
+MAX_UNANSWERED_REQUESTS = 8
+"""After this many unanswered requests, each a round trip after the one before, a member assumes that no other member
+has the frames that it lacks."""
 MAX_RETRANSMITS_AT_ONCE = 64
 """Request the missing frames of at most this many grants at a time."""
 
@@ -114,7 +117,6 @@ class TimestampLeader(LeaderOrderBase):
         self._last_granted = dict.fromkeys(members, 0)
         self._last_accepted_request = dict.fromkeys(members, 0)
         self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in members}
-        self._ready_to_order: deque[tuple[int, Frame]] = deque()
 
     def _reservation(self, rate: Rate) -> BandwidthReservation:
         return stamping_reservation(self._policy, rate, leads=self.election.leading)
@@ -227,6 +229,7 @@ class TimestampLeader(LeaderOrderBase):
     def _on_request(self, now: int, frame: Frame, request: StampRequest) -> None:
         """As the leader, receive a request and queue it in the sequence of its sender's requests."""
         sender, out_of_sequence = frame.sender, self._out_of_sequence[frame.sender]
+        self.election.record_follower_alive(now, sender)
         if self.election.leader != self._policy.member:
             self.ignored["not the leader"] += 1
         elif (
@@ -305,22 +308,18 @@ class TimestampLeader(LeaderOrderBase):
 
     def _send_copies(self, now: int, to: int, retransmit_request: RetransmitRequest) -> None:
         """Retransmit the frames of a request, delivered or not, to a member that lacks them."""
-        origin, request = retransmit_request.origin, retransmit_request.first
+        origin, request, first = retransmit_request.origin, retransmit_request.first, retransmit_request.number
         queue = self._rqueues.get(origin)
         frames = [] if queue is None else list(queue.slots.get(request, SlotFrames()).waiting.values())
         for _, sender, delivered_request, retained in self._retained_frames:
             if (sender, delivered_request) == (origin, request):
                 frames = [*retained, *frames]
         for frame in frames:
-            self.election.frame_sender.send_copy(now, frame, self.election.promised_term, to)
+            if first <= frame.number < first + retransmit_request.count:
+                self.election.frame_sender.send_copy(now, frame, self.election.promised_term, to)
 
     def _order_timer_at(self) -> int | None:
-        times = []
-        if self._ready_to_order and self._leader_hold_ns and self.election.leading:
-            times.append(self._ready_to_order[0][0])
-        if self._request_closes_at is not None:
-            times.append(self._request_closes_at)
-        return min(times, default=None)
+        return earliest((super()._order_timer_at(), self._request_closes_at))
 
     # -- delivering ------------------------------------------------------------------------------------------
 
