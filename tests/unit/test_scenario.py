@@ -216,6 +216,23 @@ def test_an_invalid_required_field_is_named(was: str, now: str, field: str, part
     assert part in raised.value.problem
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "field", "part"),
+    [
+        ("members", "memebers", "group.members", "is missing; is group.memebers a misspelling of it?"),
+        ("avg", "average", "rate.avg", "is missing; is rate.average a misspelling of it?"),
+        ("seconds", "second", "run.seconds", "is missing; is run.second a misspelling of it?"),
+        ("[run]", "[runs]", "run.seconds", "is missing; is [runs] a misspelling of [run]?"),
+        ("[run]", "[other]", "run.seconds", "is missing; add it"),
+    ],
+)
+def test_a_misspelt_required_field_is_named_beside_the_missing_one(was: str, now: str, field: str, part: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        parse(base=MINIMAL.replace(was, now, 1))
+    assert raised.value.field == field
+    assert part in raised.value.problem
+
+
 TOPOLOGY = (
     MINIMAL.replace('name = "g"', 'name = "g"\norder = "quasi_genuine"')
     + """

@@ -37,6 +37,7 @@ seconds = 2
 LOSS = '[[fault]]\nkind = "loss"\nprobability = 0.1\n'
 CRASH = '[[fault]]\nkind = "crash"\nmember = 2\nat = "1s"\n'
 LATE = '[[step]]\nkind = "start"\nmember = 2\nat = "1s"\n'
+REPEATED = '[reliable]\nrho = 2\neta = "6ms"\n'
 CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
 
 
@@ -54,6 +55,8 @@ CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
         ("", CUT, "add --failures"),
         ("", LATE, "admits no member later"),
         ('order = "leader"', LATE, "admits no member later"),
+        ('order = "reliable"', LATE + REPEATED, "admits no member later"),
+        ('order = "uniform_causal"\nfailures = true', LATE + REPEATED, "admits no member later"),
         ('order = "timestamp"', LATE.replace("start", "restart"), "admits no member later"),
     ],
 )

@@ -66,7 +66,7 @@ class Capabilities:
 
 def _service(layers: tuple[str, ...], checks: tuple[str, ...]) -> Capabilities:
     options = frozenset({"failures", "reliable"})
-    return Capabilities(options, False, layers, checks, admits_late_members=True, keyed=False)
+    return Capabilities(options, False, layers, checks, keyed=False)
 
 
 _PRIORITY = Capabilities(frozenset({"failures"}), pulled=True, admits_late_members=True)
