@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import ScenarioError
-from unisono.model.delays import ConstantDelay, ExponentialDelay, UniformDelay
+from unisono.model.delays import ConstantDelay, ExponentialDelay
 from unisono.model.faults import Crash, Duplication, Loss, Partition, Pause, Reordering, Span
 from unisono.model.scenario import Leave, LinkDelay, PlannedRateChange, Scenario, Send, Start
 from unisono.model.text.scenario import parse_scenario
@@ -39,7 +39,7 @@ def test_the_minimal_file_and_its_defaults() -> None:
     assert scenario.timing == Timing(10 * MS, 2 * MS, 5 * MS)
     assert scenario.run_ns == 1_500 * MS
     assert scenario.bound_ns == 17 * MS
-    assert scenario.network.delay == UniformDelay(0, 10 * MS)
+    assert (scenario.network.delay, scenario.clocks.kind) == (None, None), "the simulator and the machine choose"
     assert {workload.kind for workload in scenario.workloads.values()} == {"silent"}
     policy = scenario.policy_for(2)
     assert (policy.member, policy.group, policy.rate, policy.max_message) == (2, "g", Rate(100, 8), 4096)

@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.cluster.member_process import timeline
-from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported, unsupported_parts
+from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported
 from unisono.cluster.supervisor import MemberSchedule
 from unisono.errors import InvalidOption
 from unisono.model.delays import RandomSource
@@ -96,20 +96,6 @@ west = ["west"]
 def test_a_scenario_of_several_groups_is_refused_with_the_command_that_runs_it() -> None:
     with pytest.raises(InvalidOption, match=r"^\[topology\]: .*unisono simulate FILE"):
         refuse_unsupported(scenario('order = "quasi_genuine"', TOPOLOGY))
-
-
-def test_a_declared_delay_of_the_network_is_listed_as_ignored() -> None:
-    assert unsupported_parts(scenario("", '[network]\ndelay = "uniform:1ms..5ms"\n')) == ["the network's delays"]
-
-
-def test_ignored_parts_of_a_scenario_are_listed() -> None:
-    assert unsupported_parts(scenario("")) == []
-    rest = '[[fault]]\nkind = "reordering"\nprobability = 0.1\n[network]\nadversary = "corners"\n'
-    assert unsupported_parts(scenario("", rest + '[clocks]\nkind = "drifting"\n')) == [
-        "reordering",
-        "the network's delays",
-        "drifting clocks",
-    ]
 
 
 def test_losses_under_an_order_that_assumes_none_give_a_warning() -> None:

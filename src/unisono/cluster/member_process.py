@@ -32,7 +32,7 @@ from typing import Any
 from unisono.errors import GroupClosed, MemberProcessFailed
 from unisono.group import Group, PendingJoin, join
 from unisono.model.capabilities import needs_storage
-from unisono.model.delays import Histogram, RandomSource
+from unisono.model.delays import DelayModel, Histogram, RandomSource, truncated_to
 from unisono.model.events import Batch, Grade, Notice, Rejoining, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
 from unisono.model.scenario import Leave, PlannedRateChange, PlannedSlotChange, Restart, Scenario, Workload
@@ -153,6 +153,7 @@ def join_as_member(
         grades=scenario.grades,
         processing=scenario.processing_ns,
         max_message=scenario.max_message,
+        max_frame=scenario.max_frame,
         multicast=multicast,
         link=Link(capacity),
         recorder=recorder,
@@ -190,12 +191,7 @@ class ScenarioMember:
         """By member: the members listed in that member's last roll call."""
         self._start_delay_ns = int(configuration.get("late_ns", 0))
         """How many nanoseconds after the workload's start this incarnation starts; 0 if it starts with the others."""
-        self.injection = FaultInjection(
-            self.member,
-            self.scenario.faults,
-            seed=self.scenario.seed,
-            clock_offset_ns=configuration.get("clock_offset_ns", self.scenario.clocks.offsets_ns.get(self.member, 0)),
-        )
+        self.injection = fault_injection(self.scenario, self.member, configuration.get("clock_offset_ns"))
         if "begun_ns" in configuration:
             self.injection.start_run(int(configuration["begun_ns"]))
         self.incarnation = new_incarnation()
@@ -430,6 +426,39 @@ class ScenarioMember:
             grades=None if self._graded_replica is None else self._graded_replica.summary(),
             injected={"datagrams": self.injection.datagrams, "lost": self.injection.lost},
         )
+
+
+def fault_injection(scenario: Scenario, member: int, offset_ns: int | None = None) -> FaultInjection:
+    """The injection of the scenario's faults, delays and clock offset at one member.
+
+    `offset_ns` replaces the clock offset, if given.
+    """
+    return FaultInjection(
+        member,
+        scenario.faults,
+        delays=link_delays(scenario, member),
+        delta_ns=scenario.timing.delta_ns,
+        fifo=scenario.network.fifo,
+        seed=scenario.seed,
+        clock_offset_ns=clock_offset_ns(scenario, member) if offset_ns is None else offset_ns,
+    )
+
+
+def link_delays(scenario: Scenario, member: int) -> dict[int, DelayModel]:
+    """The delays that the scenario states for the datagrams that a member receives, by sender, limited to Δ."""
+    network, found = scenario.network, {}
+    if network.delay is not None:
+        found = dict.fromkeys((other for other in scenario.members if other != member), network.delay)
+    found |= {link.sender: link.delay for link in network.links if link.receiver == member}
+    return {sender: truncated_to(model, scenario.timing.delta_ns) for sender, model in found.items()}
+
+
+def clock_offset_ns(scenario: Scenario, member: int) -> int:
+    """How far the scenario sets a member's clock ahead: its stated offset or, for fixed clocks, a random one."""
+    clocks, half = scenario.clocks, scenario.timing.gamma_ns // 2
+    if member in clocks.offsets_ns or clocks.kind != "fixed":
+        return clocks.offsets_ns.get(member, 0)
+    return int(random.Random(f"{scenario.seed}/clock/{member}").random() * (2 * half + 1)) - half
 
 
 def staying_members(scenario: Scenario) -> frozenset[int]:
