@@ -16,6 +16,7 @@ from unisono.check.verdict import Status
 from unisono.cli.demo_negotiation import (
     NEGOTIATED_OPTION,
     NEGOTIATED_TIMING_DEFAULTS,
+    NEGOTIATION_OPTIONS,
     DemoNegotiation,
     add_negotiation_options,
     negotiate_demo,
@@ -189,6 +190,10 @@ def _fill_in_defaults(options: argparse.Namespace) -> None:
     given = [name for name in options.defaults if getattr(options, name) is not None]
     if options.reliable == NEGOTIATED_OPTION:
         options.defaults = {**options.defaults, **NEGOTIATED_TIMING_DEFAULTS}
+    elif unused := [f"--{name}" for name in NEGOTIATION_OPTIONS if name in given and options.scenario is None]:
+        raise InvalidOption(
+            ", ".join(unused), f"only --reliable {NEGOTIATED_OPTION} uses it; add that, or leave it out"
+        )
     if options.scenario is not None:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
