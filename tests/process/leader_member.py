@@ -13,6 +13,8 @@ import json
 import sys
 from typing import Any
 
+from tests.worlds.joining import join_group
+
 import unisono
 from unisono.model.events import Batch, Violation
 
@@ -24,7 +26,7 @@ def emit(*fields: Any) -> None:
 
 async def run(setup: dict[str, Any]) -> None:
     peers = {int(member): (host, port) for member, (host, port) in setup["peers"].items()}
-    group = await unisono.join(
+    group = await join_group(
         "table",
         member=setup["member"],
         peers=peers,

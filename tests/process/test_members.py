@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from unisono.cli.member import RELIABLE_EXAMPLE
 from unisono.cluster.supervisor import free_addresses
 
 COMMAND = (sys.executable, "-c", "from unisono.cli.main import run; run()", "member")
@@ -171,6 +172,35 @@ def test_a_signal_sends_what_was_accepted_and_leaves() -> None:
         assert heard == [f"{n}" for n in range(accepted)]
         two.process.send_signal(signal.SIGINT)
         assert (await two.end())[0] == 130
+
+    scene(part)
+
+
+def test_a_second_signal_ends_a_member_that_waits_for_a_silent_peer() -> None:
+    async def part(started: list[Member]) -> None:
+        one, two = await start_pair(started)
+        two.process.send_signal(signal.SIGSTOP)
+        assert one.process.stderr is not None
+        one.process.send_signal(signal.SIGTERM)
+        while b"another signal ends" not in (line := await one.process.stderr.readline()):
+            assert line, "the member ended with the first signal"
+        one.process.send_signal(signal.SIGTERM)
+        out, err = await one.process.communicate()
+        assert one.process.returncode == 130
+        assert (out, err) == (b"", b""), "it does not wait for the answer of the other member"
+
+    scene(part)
+
+
+def test_members_repeat_datagrams_as_the_help_shows() -> None:
+    async def part(started: list[Member]) -> None:
+        peers = free_addresses((1, 2, 3, 4, 5))
+        for member in peers:
+            started.append(await Member.start(member, peers, *RELIABLE_EXAMPLE.split()))  # noqa: PERF401
+        await asyncio.gather(*(member.until_running() for member in started))
+        started[0].write("hello")
+        assert {tuple(await member.read(1)) for member in started} == {("1: hello",)}
+        assert [status for status, _, _ in await asyncio.gather(*(member.end() for member in started))] == [0] * 5
 
     scene(part)
 

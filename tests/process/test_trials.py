@@ -4,6 +4,7 @@ The tests assert safety, the reported events and the final members; never a dura
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,3 +335,48 @@ def test_a_process_that_fails_or_is_late_is_named(timeout_s: float, problem: str
     cluster = LocalCluster({1: {}}, lambda _member, _report: None)
     with pytest.raises(MemberProcessFailed, match=problem):
         asyncio.run(cluster.run(timeout_s))
+
+
+# -- late members on a busy machine ----------------------------------------------------------------------------------
+
+
+def test_members_stay_until_a_late_member_has_joined(tmp_path: Path) -> None:
+    """The process of a late member may start so slowly that the others have already sent all their messages."""
+    text = scenario_text(0.3, 3).replace("failures = true", 'order = "priority"')
+    found = played(tmp_path, text, {3: MemberSchedule(start_s=1.5)})
+    assert found.verdict is Status.VALID, found.verdicts
+    assert found.final_reports[3]["delivered"] > 0
+    assert max(views(found, 1), key=len) == (1, 2, 3)
+
+
+def test_the_process_of_a_later_incarnation_starts_in_advance(tmp_path: Path) -> None:
+    """On a busy machine an interpreter takes seconds to start, which must not delay a restart."""
+    text = scenario_text(60, 1)
+    setup = {"scenario": text, "source": "the trial", "trace": str(tmp_path), "run": "trial", "member": 1}
+    begun = asyncio.Event()
+
+    def on_report(_member: int, report: dict[str, Any]) -> None:
+        if report["kind"] == "begun":
+            begun.set()
+
+    async def part() -> tuple[set[int], set[int]]:
+        before = children(os.getpid())
+        cluster = LocalCluster(
+            {1: {**setup, "peers": free_addresses((1,))}}, on_report, schedules={1: MemberSchedule(restarts_s=(3600,))}
+        )
+        running = asyncio.create_task(cluster.run(PATIENCE_S))
+        async with asyncio.timeout(PATIENCE_S):
+            await begun.wait()
+        started = children(os.getpid()) - before
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return started, children(os.getpid()) - before
+
+    started, left = asyncio.run(part())
+    assert len(started) == 2
+    assert left == set()
+
+
+def children(parent: int) -> set[int]:
+    """The processes that this process has started and that still run."""
+    return set(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()))

@@ -75,7 +75,7 @@ def test_statuses_are_the_published_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "COMMAND"),
+        ([], "check recorded traces of any size"),
         (["dance"], "dance"),
         (["demo", "--order", "chaos"], "order"),
         (["demo", "--slot", "5"], "--slot"),
@@ -108,6 +108,9 @@ def test_statuses_are_the_published_ones() -> None:
         (["demo", "--degrade", "0.2@40s", "--fec", "1/5"], "--degrade"),
         (["demo", "--degrade", "2@4s", "--fec", "1/5"], "--degrade"),
         (["demo", "--fec", "5", "--loss", "0.1"], "fec"),
+        (["demo", "--delay", "constant:5ms"], "--delay"),
+        (["demo", "--reliability", "0.9", "--reliable", "2/6ms"], "--reliable rmcast"),
+        (["demo", str(SCENARIO.with_name("vbr_failures_churn.toml"))], "network.adversary, clocks.kind"),
         (["demo", str(SCENARIO), "--members", "5"], "--members"),
         (["demo", str(SCENARIO), "--slot", "5ms", "--kill", "1@1s"], "--slot"),
         (["demo", str(SCENARIO), "--failures"], "--failures"),
@@ -179,6 +182,20 @@ def test_an_infeasible_request_is_status_1(
 ) -> None:
     assert status(*arguments) == ExitStatus.VIOLATED
     assert problem in capsys.readouterr().err
+
+
+def test_verify_checks_its_arguments_before_it_starts_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("Spark starts")
+
+    monkeypatch.setattr("unisono.pipeline.session.spark_session", never)
+    assert status("verify", str(tmp_path / "nowhere")) == ExitStatus.BAD_INPUT
+    assert "is not a folder" in capsys.readouterr().err
+    assert status("simulate", str(SCENARIO), "--trace", str(tmp_path)) == 0
+    assert status("verify", str(tmp_path), "--run", "other") == ExitStatus.BAD_INPUT
+    assert "has no run other; there is run " in capsys.readouterr().err
 
 
 def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:

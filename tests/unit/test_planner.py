@@ -248,6 +248,16 @@ def test_the_priority_order_is_listed_with_its_limits() -> None:
     assert not offered(plan(replace(ASK, failures=3)), "priority").feasible, "a majority must survive"
 
 
+@pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
+def test_a_priority_order_names_no_bound_against_a_deadline_that_it_cannot_promise(order: str) -> None:
+    tight = replace(ASK, deadline_ns=5 * MS)
+    reasons = offered(plan(tight), order).reasons
+    assert "no deadline can be promised" in reasons[0]
+    assert not [reason for reason in reasons if "exceeds the deadline" in reason]
+    assert order not in plan(tight).refusal, "the time into its queues is not a bound"
+    assert "leave out the deadline or the priorities" in plan(replace(tight, priorities=True)).refusal
+
+
 def test_the_priority_order_is_chosen_only_if_priorities_are_required() -> None:
     found = plan(replace(ASK, failures=1))
     assert found.chosen is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import ScenarioError
-from unisono.model.delays import ConstantDelay, ExponentialDelay, UniformDelay
+from unisono.model.delays import ConstantDelay, ExponentialDelay
 from unisono.model.faults import Crash, Duplication, Loss, Partition, Pause, Reordering, Span
 from unisono.model.scenario import Leave, LinkDelay, PlannedRateChange, Scenario, Send, Start
 from unisono.model.text.scenario import parse_scenario
@@ -39,7 +39,7 @@ def test_the_minimal_file_and_its_defaults() -> None:
     assert scenario.timing == Timing(10 * MS, 2 * MS, 5 * MS)
     assert scenario.run_ns == 1_500 * MS
     assert scenario.bound_ns == 17 * MS
-    assert scenario.network.delay == UniformDelay(0, 10 * MS)
+    assert (scenario.network.delay, scenario.clocks.kind) == (None, None), "the simulator and the machine choose"
     assert {workload.kind for workload in scenario.workloads.values()} == {"silent"}
     policy = scenario.policy_for(2)
     assert (policy.member, policy.group, policy.rate, policy.max_message) == (2, "g", Rate(100, 8), 4096)
@@ -212,6 +212,23 @@ def test_an_error_names_the_file_the_field_and_the_expected_value(more: str, fie
 def test_an_invalid_required_field_is_named(was: str, now: str, field: str, part: str) -> None:
     with pytest.raises(ScenarioError) as raised:
         parse(base=MINIMAL.replace(was, now))
+    assert raised.value.field == field
+    assert part in raised.value.problem
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "field", "part"),
+    [
+        ("members", "memebers", "group.members", "is missing; is group.memebers a misspelling of it?"),
+        ("avg", "average", "rate.avg", "is missing; is rate.average a misspelling of it?"),
+        ("seconds", "second", "run.seconds", "is missing; is run.second a misspelling of it?"),
+        ("[run]", "[runs]", "run.seconds", "is missing; is [runs] a misspelling of [run]?"),
+        ("[run]", "[other]", "run.seconds", "is missing; add it"),
+    ],
+)
+def test_a_misspelt_required_field_is_named_beside_the_missing_one(was: str, now: str, field: str, part: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        parse(base=MINIMAL.replace(was, now, 1))
     assert raised.value.field == field
     assert part in raised.value.problem
 

@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.cluster.member_process import timeline
-from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported, unsupported_parts
+from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported
 from unisono.cluster.supervisor import MemberSchedule
 from unisono.errors import InvalidOption
 from unisono.model.delays import RandomSource
@@ -37,6 +37,7 @@ seconds = 2
 LOSS = '[[fault]]\nkind = "loss"\nprobability = 0.1\n'
 CRASH = '[[fault]]\nkind = "crash"\nmember = 2\nat = "1s"\n'
 LATE = '[[step]]\nkind = "start"\nmember = 2\nat = "1s"\n'
+REPEATED = '[reliable]\nrho = 2\neta = "6ms"\n'
 CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
 
 
@@ -54,6 +55,8 @@ CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
         ("", CUT, "add --failures"),
         ("", LATE, "admits no member later"),
         ('order = "leader"', LATE, "admits no member later"),
+        ('order = "reliable"', LATE + REPEATED, "admits no member later"),
+        ('order = "uniform_causal"\nfailures = true', LATE + REPEATED, "admits no member later"),
         ('order = "timestamp"', LATE.replace("start", "restart"), "admits no member later"),
     ],
 )
@@ -93,20 +96,6 @@ west = ["west"]
 def test_a_scenario_of_several_groups_is_refused_with_the_command_that_runs_it() -> None:
     with pytest.raises(InvalidOption, match=r"^\[topology\]: .*unisono simulate FILE"):
         refuse_unsupported(scenario('order = "quasi_genuine"', TOPOLOGY))
-
-
-def test_a_declared_delay_of_the_network_is_listed_as_ignored() -> None:
-    assert unsupported_parts(scenario("", '[network]\ndelay = "uniform:1ms..5ms"\n')) == ["the network's delays"]
-
-
-def test_ignored_parts_of_a_scenario_are_listed() -> None:
-    assert unsupported_parts(scenario("")) == []
-    rest = '[[fault]]\nkind = "reordering"\nprobability = 0.1\n[network]\nadversary = "corners"\n'
-    assert unsupported_parts(scenario("", rest + '[clocks]\nkind = "drifting"\n')) == [
-        "reordering",
-        "the network's delays",
-        "drifting clocks",
-    ]
 
 
 def test_losses_under_an_order_that_assumes_none_give_a_warning() -> None:

@@ -16,6 +16,7 @@ from unisono.check.verdict import Status
 from unisono.cli.demo_negotiation import (
     NEGOTIATED_OPTION,
     NEGOTIATED_TIMING_DEFAULTS,
+    NEGOTIATION_OPTIONS,
     DemoNegotiation,
     add_negotiation_options,
     negotiate_demo,
@@ -26,7 +27,7 @@ from unisono.cli.output import print_json
 from unisono.cli.spark_verdict import verify_on_spark
 from unisono.cluster.member_process import join_as_member
 from unisono.cluster.report import ClusterReport, check_cluster_run, record_crashes
-from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported, unsupported_parts
+from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported
 from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of
@@ -154,11 +155,8 @@ def run(options: argparse.Namespace) -> int:
     show = sys.stdout.isatty() and not options.json
     view = _LiveDemoView(scenario) if show else _DemoView(scenario, sys.stderr if not options.json else None)
     run_name = f"demo-{time.time_ns() // 1_000_000}"
-    # Without a file, the scenario is the demo's own; its delays are for `unisono simulate`.
-    ignored = unsupported_parts(scenario) if options.scenario is not None else []
-    for note in (ignored and f"ignored by real processes: {', '.join(ignored)}", loss_warning(scenario)):
-        if note:
-            sys.stderr.write(f"unisono demo: {note}\n")
+    if warning := loss_warning(scenario):
+        sys.stderr.write(f"unisono demo: {warning}\n")
     if negotiation is not None:
         view.show_negotiation(negotiation, options.degrade)
     with view:
@@ -169,6 +167,7 @@ def run(options: argparse.Namespace) -> int:
         record_crashes(scenario, run_name, directory, killed)
     report = check_cluster_run(scenario, run_name, directory, finals, killed)
     result = {"order": scenario.order, "members": len(scenario.members), **report.to_json(), "trace": str(directory)}
+    result["expected"] = report.verdict.value == scenario.expect.verdict
     if negotiation is not None:
         result["negotiation"] = negotiation.to_json()
     if not options.json:
@@ -191,6 +190,10 @@ def _fill_in_defaults(options: argparse.Namespace) -> None:
     given = [name for name in options.defaults if getattr(options, name) is not None]
     if options.reliable == NEGOTIATED_OPTION:
         options.defaults = {**options.defaults, **NEGOTIATED_TIMING_DEFAULTS}
+    elif unused := [f"--{name}" for name in NEGOTIATION_OPTIONS if name in given and options.scenario is None]:
+        raise InvalidOption(
+            ", ".join(unused), f"only --reliable {NEGOTIATED_OPTION} uses it; add that, or leave it out"
+        )
     if options.scenario is not None:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -255,9 +258,6 @@ kind = "poisson"
 rate = {0.8 * options.rate}
 size = {options.size}
 {_consumer_toml(options, len(members))}
-[network]
-delay = "uniform:{options.delta // 100}ns..{options.delta // 2}ns"
-
 [run]
 seconds = {float(options.seconds)}
 seed = {options.seed}
@@ -431,8 +431,7 @@ class _LiveDemoView(_DemoView):
 
 
 def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, Any]) -> None:
-    latency, measured = result["latency_ms"], report.measured
-    theta_ms, out = ns_to_ms(scenario.timing.theta_ns), sys.stdout
+    latency, out = result["latency_ms"], sys.stdout
     senders = " by members that were not killed" if len(report.final_reports) < result["members"] else ""
     out.write(
         f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent{senders}; delivered "
@@ -440,8 +439,6 @@ def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, A
     out.write(", ".join(f"{m}: {n:,}" for m, n in result["delivered"].items()) + "\n\n")
     width = max(16, *(len(name) + 1 for name in report.verdicts))
     for name, check in report.verdicts.items():
-        if name.startswith("latency"):
-            continue
         mark = {"valid": "✓", "violated": "✗", "unknown": "?"}[check.status.value]
         detail = check.witness.text if check.witness else check.reason
         out.write(f"  {mark} {name.replace('_', ' '):<{width}}{check.status.value}{': ' + detail if detail else ''}\n")
@@ -449,45 +446,58 @@ def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, A
     out.write(f"   max {latency['max']:.2f}\n")
     if result["grades"] is not None:
         out.write(format_grades(result["grades"], latency))
-    plain = scenario.order == "vbr" and not scenario.failures
     if capabilities_of(scenario.order).pulled:
         overtakings = report.verdicts["priority_accounting"].figures["overtakings"]
         out.write(f"  overtakings    {overtakings:,}: messages consumed directly before an earlier one\n")
         out.write("  bound          none: the consumers set the pace\n")
-        out.write(f"\nverdict: {report.verdict.value}\ntrace:   {result['trace']}\n")
-        return
-    out.write(
-        f"  bound ms       {result['bound_ms']:.2f} = " + ("Δ+Γ+Θ" if plain else f"the bound of {scenario.order}")
-    )
-    out.write(
-        f" with Δ {ns_to_ms(measured.delay_ns + measured.lateness_ns):.2f} "
-        f"(network 99.99 % {ns_to_ms(measured.delay_ns):.2f} + timer lateness "
-        f"{ns_to_ms(measured.lateness_ns):.2f}), Γ {ns_to_ms(measured.gamma_ns):.2f}, Θ {theta_ms:g}\n"
+    else:
+        out.write(_format_bounds(scenario, report, result))
+        out.write(_format_faults(scenario, result))
+    late = f"; {result['late']:,} deliveries were late" if result["late"] else ""
+    expected = "" if result["expected"] else f"; the scenario expects {scenario.expect.verdict}"
+    out.write(f"\nverdict: {report.verdict.value}{late}{expected}\ntrace:   {result['trace']}\n")
+
+
+def _format_bounds(scenario: Scenario, report: ClusterReport, result: dict[str, Any]) -> str:
+    """The lines of text about the declared and the measured bound, and the late deliveries."""
+    declared, measured = scenario.timing, report.measured
+    formula = "Δ+Γ+Θ" if scenario.order == "vbr" and not scenario.failures else f"the bound of {scenario.order}"
+    if scenario.expect.bound_ns is not None:
+        formula = "as the scenario states"
+    delta, gamma, theta = map(duration_text, (declared.delta_ns, declared.gamma_ns, declared.theta_ns))
+    total = latency_of(report.verdicts).figures["deliveries"]
+    lines = [f"bound ms       {result['bound_ms']:.2f} = {formula}, declared with Δ {delta}, Γ {gamma}, Θ {theta}"]
+    lines.append(f"late           {result['late']:,} of {total:,} deliveries")
+    if result["late"]:
+        held = "; ".join(report.broken_assumptions) or "all held, so the order broke its promise"
+        lines.append(f"assumptions    {held}")
+    delay_ms, lateness_ms, gamma_ms = map(ns_to_ms, (measured.delay_ns, measured.lateness_ns, measured.gamma_ns))
+    lines.append(
+        f"measured ms    bound {result['measured_bound_ms']:.2f} with Δ {delay_ms + lateness_ms:.2f} (network 99.99 % "
+        f"{delay_ms:.2f} + timer lateness {lateness_ms:.2f}), Γ {gamma_ms:.2f}; later deliveries: "
+        f"{result['late_measured']:,}"
     )
     if report.outage_ns:
-        out.write(
-            f"                 of which {ns_to_ms(report.outage_ns):.2f} to wait for crashed or unreachable members\n"
-        )
-    total = latency_of(report.verdicts).figures["deliveries"]
-    out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
-    out.write(
-        f"  declared       {result['declared_bound_ms']:g} ms with Δ {ns_to_ms(scenario.timing.delta_ns):g}, Γ "
-        f"{ns_to_ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later deliveries: {result['late_declared']:,}\n"
-    )
-    out.write(f"  longest gap ms {result['longest_gap_ms']:.1f} between deliveries at any member\n")
+        outage = f"{ns_to_ms(report.outage_ns):.2f}"
+        lines.append(f"               of which {outage} to wait for crashed or unreachable members")
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _format_faults(scenario: Scenario, result: dict[str, Any]) -> str:
+    """The lines of text about silences, losses, gaps, members that were away, and reported violations."""
+    lines = [f"longest gap ms {result['longest_gap_ms']:.1f} between deliveries at any member"]
     injected = result["injected"]
     if injected["lost"]:
         share = injected["lost"] / injected["datagrams"]
-        out.write(f"  dropped        {injected['lost']:,} of {injected['datagrams']:,} datagrams, {share:.1%}\n")
+        lines.append(f"dropped        {injected['lost']:,} of {injected['datagrams']:,} datagrams, {share:.1%}")
     if result["missing"]:
-        out.write(f"  gaps           {result['missing']:,} deliveries missing in slots in which the member took part\n")
+        lines.append(f"gaps           {result['missing']:,} deliveries missing in slots in which the member took part")
     most = max(result["delivered"].values(), default=0)
     fewer = sum(most - count for count in result["delivered"].values()) - (result["missing"] or 0)
     if scenario.failures and fewer > 0:
-        out.write(f"  left out       {fewer:,} deliveries of messages sent while a member was not in the group\n")
-    for text in result["violations"][:5]:
-        out.write(f"  ! {text}\n")
-    out.write(f"\nverdict: {report.verdict.value}\ntrace:   {result['trace']}\n")
+        lines.append(f"left out       {fewer:,} deliveries of messages sent while a member was not in the group")
+    lines += [f"! {text}" for text in result["violations"][:5]]
+    return "".join(f"  {line}\n" for line in lines)
 
 
 def format_grades(grades: dict[str, Any], early_latency_ms: dict[str, float]) -> str:

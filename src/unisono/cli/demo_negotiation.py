@@ -17,6 +17,8 @@ from unisono.qos.plan.negotiation import Agreement, Environment, Requirement, Ta
 from unisono.qos.plan.rmcast_model import NetworkModel
 
 NEGOTIATED_OPTION = "rmcast"
+NEGOTIATION_OPTIONS = ("reliability", "delay")
+"""The options that only the negotiation uses."""
 DEGRADED_LOSS_FACTOR = 4
 """The factor by which the loss grows after DEGRADE_AT_FRACTION of the run, unless --degrade is given."""
 MAX_DEGRADED_LOSS, MIN_DEGRADED_LOSS, DEGRADE_AT_FRACTION = 0.25, 0.1, 0.4

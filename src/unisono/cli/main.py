@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         "3 something is missing on this machine, 130 interrupted.",
     )
     top.add_argument("--version", action="version", version=f"unisono {__version__}", help="print the version and exit")
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    verbs = top.add_subparsers(dest="verb", metavar="COMMAND")
     for verb in (demo, member, simulate, plan, verify, compact, experiment, monitor):
         verb.add_parser(verbs)
     return top
@@ -50,7 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.verb is None:
+        parser.print_help(sys.stderr)
+        sys.stderr.write("\nunisono: expected one of the commands above\n")
+        return ExitStatus.BAD_INPUT
     try:
         return int(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -29,6 +29,8 @@ from unisono.runtime.timers import new_incarnation
 from unisono.trace.metrics import MetricWriter
 
 DNS_PREFIX = "dns:"
+RELIABLE_EXAMPLE = "--order vbr --reliable 4/6ms/2ms"
+"""Options for reliable multicast that five members can start with on a link of the default capacity."""
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,13 +41,16 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         summary="join a group: multicast lines of input, print deliveries",
         description="Join a group as one member. Each line of standard input is multicast, and each delivery is "
         "printed, in the same order at every member. The group starts when all members are up. The member leaves at "
-        "the end of its input, or with Ctrl-C.",
+        "the end of its input, or on Ctrl-C or SIGTERM; a second signal ends it at once.",
         examples=(
             "unisono member --id 1 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002",
             "unisono member --id 2 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002   # in a second terminal: a chat",
             "unisono member --members 3                                        # members find each other",
+            f"unisono member --members 5 {RELIABLE_EXAMPLE}   # each datagram five times",
         ),
-        notes="exit status: 0 end of input, 3 the group did not form in time, 130 interrupted.",
+        notes="The group reserves link capacity for the declared rate. If the link has too little, give the size of\n"
+        "your largest message (--max-message), a smaller --burst, or the real capacity (--link).\n\n"
+        "exit status: 0 end of input, 3 the group did not form in time, 130 interrupted.",
     )
     verb.add_argument("--id", type=int, help="this member's number, from 1; optional if members find each other")
     verb.add_argument(
@@ -181,10 +186,7 @@ async def _run_in_group(options: argparse.Namespace, config: unisono.Config, met
     if metrics is not None:
         config = replace(config, observe=replace(config.observe, metrics=metrics.put))
     joining = open_group(config, incarnation=None if metrics is None else metrics.incarnation)
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = _stopping_on_signals()
     if not options.json:
         name = f"member {config.member}" if config.member is not None else "a member"
         _print_status(f"{name} of {config.group!r}: waiting for the other members …")
@@ -214,6 +216,22 @@ async def _run_in_group(options: argparse.Namespace, config: unisono.Config, met
     for task in done - {stop}:
         task.result()
     return 130 if stopping.is_set() else 0
+
+
+def _stopping_on_signals() -> asyncio.Event:
+    """An event that the first SIGINT or SIGTERM sets. The second one cancels the current task, which ends at once."""
+    loop, task, stopping = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+
+    def stop() -> None:
+        if not stopping.is_set():
+            stopping.set()
+            _print_status("leaving the group; another signal ends this member at once")
+        elif task is not None:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    return stopping
 
 
 async def _send_input_lines(group: unisono.Group, priority: int) -> None:

@@ -47,20 +47,25 @@ def run(options: argparse.Namespace) -> int:
     """Run `unisono verify`: check the traces and print the verdicts; return the exit status."""
 
     from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only commands that use Spark load it
-    from unisono.pipeline.verify import RunReport, in_process, on_spark, verify  # noqa: PLC0415
+    from unisono.pipeline.verify import on_spark, select_runs, verify_selected  # noqa: PLC0415
 
-    reports: list[RunReport]
-    chosen = {"bound_ns": options.bound, "run": options.only_run, "group": options.only_group}
-    chosen |= {"since_ns": options.since, "until_ns": options.until}
+    # Before Spark starts, which takes seconds: a wrong folder or name is refused at once.
+    selected = select_runs(
+        options.trace,
+        run=options.only_run,
+        group=options.only_group,
+        since_ns=options.since,
+        until_ns=options.until,
+    )
     if options.master == "none":
-        reports = verify(options.trace, in_process, **chosen)
+        reports = verify_selected(selected, bound_ns=options.bound)
     else:
         with (
             progress_reports("starting Spark", quiet=options.json) as report_progress,
             spark_session(spark_choice(options)) as session,
         ):
             report_progress(f"verifying {options.trace} on Spark at {options.master}")
-            reports = verify(options.trace, partial(on_spark, session), **chosen)
+            reports = verify_selected(selected, partial(on_spark, session), bound_ns=options.bound)
     checks = _worst_verdicts([report.verdicts for report in reports])
     status = overall(checks)
     if options.json:

@@ -1,7 +1,8 @@
 """One member process of a local cluster: joins, sends its scenario's workload, measures, records, leaves.
 
-The configuration is one line of JSON on standard input. Standard input then stays open; when it closes, the supervisor
-is gone and this member leaves. Reports are lines of JSON on standard output:
+The configuration is one line of JSON on standard input. A second, empty line says that all members of the scenario have
+joined, also the late ones; until then no member leaves at the end of its workload. Standard input then stays open; when
+it closes, the supervisor is gone and this member leaves. Reports are lines of JSON on standard output:
 
     ready       the group runs
     begun       all expected members are there, and the workload starts
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import random
 import signal
 import struct
@@ -33,7 +35,7 @@ from unisono.config import Config, MetricSink, Network, Observe
 from unisono.errors import GroupClosed, MemberProcessFailed
 from unisono.group import Group, PendingJoin, open_group
 from unisono.model.capabilities import needs_storage
-from unisono.model.delays import Histogram, RandomSource
+from unisono.model.delays import DelayModel, Histogram, RandomSource, truncated_to
 from unisono.model.events import Batch, Grade, Notice, Rejoining, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
 from unisono.model.options import order_options_of
@@ -149,6 +151,7 @@ def join_as_member(
             delta=exact_duration_text(scenario.timing.delta_ns),
             gamma=exact_duration_text(scenario.timing.gamma_ns),
             multicast=multicast,
+            max_frame=scenario.max_frame,
             link=Link(capacity),
         ),
         storage=storage,
@@ -176,6 +179,7 @@ class ScenarioMember:
         self._goodbyes_from: set[int] = set()
         self._consume_pause_s = self.scenario.consume_ns.get(self.member, 0) / NS_PER_S
         self._all_goodbyes_received = asyncio.Event()
+        self._all_joined = asyncio.Event()
         self._staying_members = staying_members(self.scenario)
         self._expected = frozenset(configuration.get("expected", ())) if self.scenario.failures else frozenset()
         """The members to wait for before sending; a group with failures starts without waiting."""
@@ -183,12 +187,7 @@ class ScenarioMember:
         """By member: the members listed in that member's last roll call."""
         self._start_delay_ns = int(configuration.get("late_ns", 0))
         """How many nanoseconds after the workload's start this incarnation starts; 0 if it starts with the others."""
-        self.injection = FaultInjection(
-            self.member,
-            self.scenario.faults,
-            seed=self.scenario.seed,
-            clock_offset_ns=configuration.get("clock_offset_ns", self.scenario.clocks.offsets_ns.get(self.member, 0)),
-        )
+        self.injection = fault_injection(self.scenario, self.member, configuration.get("clock_offset_ns"))
         if "begun_ns" in configuration:
             self.injection.start_run(int(configuration["begun_ns"]))
         self.incarnation = new_incarnation()
@@ -226,7 +225,7 @@ class ScenarioMember:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopping.set)
-        loop.add_reader(sys.stdin.fileno(), stopping.set)
+        loop.add_reader(sys.stdin.fileno(), self._read_input, group, stopping)
         print_report(
             "ready",
             member=self.member,
@@ -247,6 +246,7 @@ class ScenarioMember:
             await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED, timeout=self._send_timeout_s())
             if sending.done():
                 sending.result()
+                await self._wait_for_late_members(ending)
                 # With crashes or gaps a goodbye may be missing. Without gaps, a restarted member has more to catch up
                 # with and may need the others for it, so they wait longer.
                 timeout_s = (GOODBYE_TIMEOUT_S if gaps else GATHER_TIMEOUT_S) if self._expects_crashes() else None
@@ -319,14 +319,31 @@ class ScenarioMember:
                 self._report_qos_event(event)
             elif isinstance(event, Violation):
                 self.violations.append(event.text)
-            # A member that starts alone has no goodbyes to wait for, which must not end its run; and a member that the
-            # others exclude for a moment still has to send its own goodbye.
-            if self._goodbyes_from and self._goodbyes_from >= self._staying_members.intersection(
-                {*group.members, self.member}
-            ):
-                self._all_goodbyes_received.set()
+            self._check_goodbyes(group)
             if isinstance(event, Batch) and self._consume_pause_s:
                 await asyncio.sleep(self._consume_pause_s)
+
+    def _check_goodbyes(self, group: Group) -> None:
+        """Note it if the goodbyes of all members that stay have arrived, so that this member may leave."""
+        # A member that starts alone has no goodbyes to wait for, which must not end its run; and a member that the
+        # others exclude for a moment still has to send its own goodbye.
+        expected = self._staying_members.intersection({*group.members, self.member})
+        if self._all_joined.is_set() and self._goodbyes_from and self._goodbyes_from >= expected:
+            self._all_goodbyes_received.set()
+
+    def _read_input(self, group: Group, stopping: asyncio.Event) -> None:
+        """Read from the supervisor: a line if all members have joined, nothing if the supervisor is gone."""
+        if os.read(sys.stdin.fileno(), 1):
+            self._all_joined.set()
+            self._check_goodbyes(group)
+        else:
+            stopping.set()
+
+    async def _wait_for_late_members(self, end_tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """Stay until all members of the scenario have joined: on a busy machine, late ones may be very late."""
+        joined = asyncio.create_task(self._all_joined.wait())
+        await asyncio.wait({joined, *end_tasks}, return_when=asyncio.FIRST_COMPLETED, timeout=GATHER_TIMEOUT_S)
+        joined.cancel()
 
     def _report_qos_event(self, event: SlaViolation | Notice) -> None:
         """Report an SLA violation, a clearance or an adaptation to the supervisor at once."""
@@ -425,6 +442,39 @@ class ScenarioMember:
         )
 
 
+def fault_injection(scenario: Scenario, member: int, offset_ns: int | None = None) -> FaultInjection:
+    """The injection of the scenario's faults, delays and clock offset at one member.
+
+    `offset_ns` replaces the clock offset, if given.
+    """
+    return FaultInjection(
+        member,
+        scenario.faults,
+        delays=link_delays(scenario, member),
+        delta_ns=scenario.timing.delta_ns,
+        fifo=scenario.network.fifo,
+        seed=scenario.seed,
+        clock_offset_ns=clock_offset_ns(scenario, member) if offset_ns is None else offset_ns,
+    )
+
+
+def link_delays(scenario: Scenario, member: int) -> dict[int, DelayModel]:
+    """The delays that the scenario states for the datagrams that a member receives, by sender, limited to Δ."""
+    network, found = scenario.network, {}
+    if network.delay is not None:
+        found = dict.fromkeys((other for other in scenario.members if other != member), network.delay)
+    found |= {link.sender: link.delay for link in network.links if link.receiver == member}
+    return {sender: truncated_to(model, scenario.timing.delta_ns) for sender, model in found.items()}
+
+
+def clock_offset_ns(scenario: Scenario, member: int) -> int:
+    """How far the scenario sets a member's clock ahead: its stated offset or, for fixed clocks, a random one."""
+    clocks, half = scenario.clocks, scenario.timing.gamma_ns // 2
+    if member in clocks.offsets_ns or clocks.kind != "fixed":
+        return clocks.offsets_ns.get(member, 0)
+    return int(random.Random(f"{scenario.seed}/clock/{member}").random() * (2 * half + 1)) - half
+
+
 def staying_members(scenario: Scenario) -> frozenset[int]:
     """The members that run to the end of the scenario and send a goodbye: all that neither crash nor leave for good."""
     crashes = [fault for fault in scenario.faults if isinstance(fault, Crash)]
@@ -475,9 +525,15 @@ def print_report(kind: str, **fields: Any) -> None:
 
 
 def main() -> int:
-    """Read the configuration from standard input and run the member; errors go to standard error."""
+    """Read the configuration from standard input and run the member; errors go to standard error.
+
+    If the input ends before a configuration, the supervisor does not need this member.
+    """
+    configuration = sys.stdin.readline()
+    if not configuration:
+        return 0
     try:
-        asyncio.run(_run(json.loads(sys.stdin.readline())))
+        asyncio.run(_run(json.loads(configuration)))
     except KeyboardInterrupt:
         return 130
     return 0

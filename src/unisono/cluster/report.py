@@ -1,6 +1,7 @@
-"""The report on a finished run of real processes: measured bound, verdicts and figures.
+"""The report on a finished run of real processes: verdicts, declared and measured bound, and figures.
 
-`check_cluster_run` completes the recorded trace with the measured Δ and Γ and runs all checkers. If the run has two
+`check_cluster_run` completes the recorded trace with the declared timing and bound and runs all checkers. The bound for
+the measured Δ and Γ is a figure beside it, which no checker uses. If the run has two
 grades, `compare_grades` shows how far early deliveries differ between members, that final ones do not, and that
 replicas converge.
 """
@@ -16,7 +17,7 @@ import numpy as np
 
 from unisono.check.columns import member_runs
 from unisono.check.final import EARLY, FINAL
-from unisono.check.latency import latency
+from unisono.check.latency import LATENCY, latency
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
@@ -25,7 +26,7 @@ from unisono.model.delays import Histogram
 from unisono.model.faults import fault_to_row
 from unisono.model.scenario import Scenario
 from unisono.model.timing import Timing
-from unisono.model.units import ns_to_ms
+from unisono.model.units import duration_text, ns_to_ms
 from unisono.stack import build
 from unisono.trace.files import ParquetWriter, read_trace
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta, write_meta
@@ -55,6 +56,8 @@ class MeasuredTiming:
 
     delay_ns: int
     """The 99.99 % quantile of the one-way delays between members, in ns."""
+    delay_max_ns: int
+    """The longest one-way delay between two members."""
     lateness_ns: int
     """The largest lateness of any timer of any member."""
     gamma_ns: int
@@ -80,6 +83,7 @@ def measured_timing(final_reports: Mapping[int, ProcessReport], gamma_ns: int) -
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
     return MeasuredTiming(
         delays.quantile(DELTA_QUANTILE),
+        delays.largest,
         max((final["lateness_max_ns"] for final in final_reports.values()), default=0),
         max(
             (gamma_ns if final["gamma_ns"] is None else final["gamma_ns"] for final in final_reports.values()),
@@ -97,20 +101,32 @@ class ClusterReport:
     verdicts: dict[str, Verdict]
     measured: MeasuredTiming
     bound_ns: int
+    """The latency bound promised before the first message, for the declared Δ and Γ, or as the scenario states it.
+
+    It includes the outage if members crashed.
+    """
+    measured_bound_ns: int
     """The latency bound for the measured Δ and Γ, plus the outage if members crashed or were unreachable."""
-    declared_bound_ns: int
-    """The latency bound for the declared Δ and Γ: the promise before the first message."""
     outage_ns: int
-    """The part of `bound_ns` that is due to crashed or unreachable members."""
+    """The part of `measured_bound_ns` that is due to crashed or unreachable members."""
+    broken_assumptions: tuple[str, ...]
+    """The assumptions behind `bound_ns` that did not hold in this run, as texts; empty if all held."""
     final_reports: Mapping[int, ProcessReport]
     grades: dict[str, Any] | None = None
     """How the members' deliveries of each grade compare, from `compare_grades`; None in a run with one grade."""
 
     @property
     def verdict(self) -> Status:
-        """The verdict on the order. Late deliveries do not count: other programs on this machine can cause them."""
-        order_checks = {name: verdict for name, verdict in self.verdicts.items() if check_name(name) in ORDER_CHECKS}
-        return overall(order_checks)
+        """The verdict on the order; also on the latency if the machine and the faults kept its assumptions.
+
+        If they did not, late deliveries are counted and reported, but the order does not have to prevent them.
+        """
+        judged = {
+            name: verdict
+            for name, verdict in self.verdicts.items()
+            if check_name(name) in ORDER_CHECKS or (check_name(name) == LATENCY and not self.broken_assumptions)
+        }
+        return overall(judged)
 
     def same_sequence(self) -> bool:
         """Whether all members delivered the same sequence."""
@@ -159,7 +175,8 @@ class ClusterReport:
         figures = latency_of(self.verdicts).figures
         # In the priority orders consumers set the pace, so no delivery is late.
         bounded = not recorded_capabilities(self.trace.meta.order).pulled
-        late_declared = latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"] if bounded else None
+        late, bound_ms = (figures["late"], ns_to_ms(self.bound_ns)) if bounded else (None, None)
+        late_measured = latency(self.trace, bound_ns=self.measured_bound_ns).figures["late"] if bounded else None
         return {
             "verdict": self.verdict.value,
             "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
@@ -167,11 +184,14 @@ class ClusterReport:
             "sent": len(self.trace.sends()),
             "delivered": {str(member): final["delivered"] for member, final in self.final_reports.items()},
             "latency_ms": {name: ns_to_ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
-            "bound_ms": ns_to_ms(self.bound_ns) if bounded else None,
+            "bound_ms": bound_ms,
+            "late": late,
+            "declared_bound_ms": bound_ms,
+            "late_declared": late,
+            "measured_bound_ms": ns_to_ms(self.measured_bound_ns) if bounded else None,
+            "late_measured": late_measured,
             "outage_bound_ms": ns_to_ms(self.outage_ns),
-            "late": figures["late"] if bounded else None,
-            "declared_bound_ms": ns_to_ms(self.declared_bound_ns) if bounded else None,
-            "late_declared": late_declared,
+            "broken_assumptions": list(self.broken_assumptions),
             "delta_measured_ms": ns_to_ms(self.measured.delay_ns),
             "timer_lateness_ms": ns_to_ms(self.measured.lateness_ns),
             "gamma_measured_ms": ns_to_ms(self.measured.gamma_ns),
@@ -223,35 +243,56 @@ def check_cluster_run(
     final_reports: Mapping[int, ProcessReport],
     killed: Sequence[MemberProcess] = (),
 ) -> ClusterReport:
-    """Complete the recorded trace with the measured timing, and check it. `killed` lists the killed processes."""
+    """Complete the recorded trace with the declared timing, and check it. `killed` lists the killed processes."""
     measured = measured_timing(final_reports, scenario.timing.gamma_ns)
     crashed = [process.member for process in sorted(killed, key=lambda process: process.killed_ns or 0)]
-    bound_ns = usual_ns = _latency_bound_ns(scenario, measured.timing(scenario))
+    measured_ns = usual_ns = _latency_bound_ns(scenario, measured.timing(scenario))
     if crashed or (scenario.order == "vbr" and scenario.failures):
-        bound_ns = _latency_bound_ns(scenario, measured.timing_with_failures(scenario), crashed)
+        measured_ns = _latency_bound_ns(scenario, measured.timing_with_failures(scenario), crashed)
     longest = replace(scenario.timing, theta_ns=scenario.longest_slot_ns)
-    declared_ns = _latency_bound_ns(scenario, longest, crashed)
+    stated = scenario.expect.bound_ns
+    bound_ns = _latency_bound_ns(scenario, longest, crashed) if stated is None else stated
+    pulled = capabilities_of(scenario.order).pulled
     meta = RunMeta(
         run=run,
         group=scenario.group,
         order=scenario.order,
         members=scenario.members,
-        delta_ns=measured.delay_ns + measured.lateness_ns,
-        gamma_ns=measured.gamma_ns,
+        delta_ns=scenario.timing.delta_ns,
+        gamma_ns=scenario.timing.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
-        bound_ns=None if capabilities_of(scenario.order).pulled else bound_ns,
+        bound_ns=None if pulled and stated is None else bound_ns,
         reliable=build(scenario.policy_for(scenario.members[0])).gap_free(),
         source="runtime",
         faults=tuple(map(fault_to_row, scenario.faults)),
         rates=scenario.constant_rates,
-        declared_bound_ns=None if capabilities_of(scenario.order).pulled else _latency_bound_ns(scenario, longest),
+        declared_bound_ns=None if pulled else _latency_bound_ns(scenario, longest),
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)
     verdicts, grades = check_all(trace), None
     if EARLY in trace.delivered_grades() and scenario.grades == "both":
         trace, grades = trace.with_grade(EARLY), compare_grades(trace, verdicts, final_reports)
-    return ClusterReport(trace, verdicts, measured, bound_ns, declared_ns, bound_ns - usual_ns, final_reports, grades)
+    broken, outage_ns = broken_assumptions(scenario, measured), measured_ns - usual_ns
+    return ClusterReport(trace, verdicts, measured, bound_ns, measured_ns, outage_ns, broken, final_reports, grades)
+
+
+def broken_assumptions(scenario: Scenario, measured: MeasuredTiming) -> tuple[str, ...]:
+    """The assumptions behind the latency bound that did not hold in a run: Δ, Γ, and that nothing fails."""
+    declared, broken = scenario.timing, []
+    taken_ns = measured.delay_max_ns + measured.lateness_ns
+    if taken_ns > declared.delta_ns:
+        broken.append(
+            f"a datagram took up to {duration_text(measured.delay_max_ns)} and a timer was up to "
+            f"{duration_text(measured.lateness_ns)} late, together more than Δ = {duration_text(declared.delta_ns)}"
+        )
+    if measured.gamma_ns > declared.gamma_ns:
+        broken.append(
+            f"clocks differ by up to {duration_text(measured.gamma_ns)}, more than Γ = "
+            f"{duration_text(declared.gamma_ns)}"
+        )
+    broken += [f"the scenario injects the fault {kind}" for kind in sorted({fault.kind for fault in scenario.faults})]
+    return tuple(broken)
 
 
 def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports: Mapping[int, Any]) -> dict[str, Any]:

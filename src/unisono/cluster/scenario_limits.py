@@ -1,25 +1,23 @@
-"""Says which parts of a scenario real processes can run, which are refused, and which are ignored."""
+"""Says which parts of a scenario real processes can run. They refuse the others by name and ignore none."""
 
 from __future__ import annotations
 
 from unisono.cluster.supervisor import MemberSchedule
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of
-from unisono.model.delays import UniformDelay
-from unisono.model.faults import Crash, Loss, Partition, Pause, Reordering, max_lost
-from unisono.model.scenario import Restart, Scenario, Start
+from unisono.model.faults import Crash, Loss, Partition, Pause, max_lost
+from unisono.model.scenario import EPOCH_NS, Clocks, Restart, Scenario, Start
 from unisono.model.units import NS_PER_S
 
 
 def refuse_unsupported(scenario: Scenario) -> None:
-    """Raise InvalidOption if real processes cannot run the scenario.
+    """Raise InvalidOption for a field that real processes do not support, and if the order would wait forever.
 
-    They cannot if it has several groups, or if its order would wait forever for a lost message or an absent member.
+    An order would wait forever for a lost message or an absent member if it does not tolerate them.
     """
-    if scenario.multigroup is not None:
-        raise InvalidOption(
-            "[topology]", "real processes run only one group; run this scenario with `unisono simulate FILE`"
-        )
+    if unsupported := unsupported_fields(scenario):
+        reasons = "; ".join(unsupported.values())
+        raise InvalidOption(", ".join(unsupported), f"{reasons}; run this scenario with `unisono simulate FILE`")
     if any(isinstance(step, Start | Restart) for step in scenario.steps) and not _admits_late_members(scenario):
         raise InvalidOption(
             "start, restart (--join)",
@@ -36,6 +34,25 @@ def refuse_unsupported(scenario: Scenario) -> None:
             raise InvalidOption(
                 word, f"the order {scenario.order} waits forever for an absent member; {_failures_hint(scenario.order)}"
             )
+
+
+def unsupported_fields(scenario: Scenario) -> dict[str, str]:
+    """The fields of a scenario that only the simulator supports, and why real processes do not."""
+    found = {}
+    if scenario.multigroup is not None:
+        found["[topology]"] = "real processes run only one group"
+    if scenario.network.adversary != "none":
+        found["network.adversary"] = "real processes add their own delays, so delays of up to Δ cannot be kept"
+    if scenario.clocks.kind in {"drifting", "adversarial"}:
+        found["clocks.kind"] = f"real processes have no {scenario.clocks.kind} clocks, only constant offsets"
+    for field in ("drift_ppm", "step_every_ns"):
+        if getattr(scenario.clocks, field) != getattr(Clocks(), field):
+            found[f"clocks.{field.removesuffix('_ns')}"] = "the clocks of real processes neither drift nor step"
+    if scenario.reservation != "sender":
+        found["group.reservation"] = "real processes reserve bandwidth at the sender only"
+    if scenario.epoch_ns != EPOCH_NS:
+        found["run.epoch"] = "real processes start at the present time"
+    return found
 
 
 def _admits_late_members(scenario: Scenario) -> bool:
@@ -96,17 +113,4 @@ def member_schedules(scenario: Scenario) -> dict[int, MemberSchedule]:
             pauses_s=tuple((f.from_ns / NS_PER_S, f.to_ns / NS_PER_S) for f in faults if isinstance(f, Pause)),
             restarts_s=tuple(sorted(step.at_ns / NS_PER_S for step in steps if isinstance(step, Restart))),
         )
-    return found
-
-
-def unsupported_parts(scenario: Scenario) -> list[str]:
-    """The parts of a scenario that real processes ignore, because they have a real network and real clocks."""
-    found = []
-    if any(isinstance(fault, Reordering) for fault in scenario.faults):
-        found.append("reordering")
-    network, any_delay = scenario.network, UniformDelay(0, scenario.timing.delta_ns)
-    if network.adversary != "none" or network.links or network.delay != any_delay:
-        found.append("the network's delays")
-    if scenario.clocks.kind in {"drifting", "adversarial"}:
-        found.append(f"{scenario.clocks.kind} clocks")
     return found

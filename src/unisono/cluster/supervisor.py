@@ -90,6 +90,12 @@ class LocalCluster:
         self._begun_ns = 0
         self.processes: dict[int, MemberProcess] = {}
         """The latest process of each member, by member."""
+        self._yet_to_join = sum(
+            1 + len(self._schedules.get(member, MemberSchedule()).restarts_s) for member in configurations
+        )
+        """How many incarnations of members have not joined the group yet."""
+        self._started: list[asyncio.subprocess.Process] = []
+        """All processes, also those that wait for their configurations."""
         self.killed: list[MemberProcess] = []
         """The processes that the schedule killed."""
 
@@ -125,17 +131,24 @@ class LocalCluster:
         limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
 
     async def _run_member(self, member: int, configuration: Mapping[str, Any]) -> None:
-        """Run all incarnations of one member, as its schedule says."""
+        """Run all incarnations of one member, as its schedule says.
+
+        The processes of all incarnations start now and wait for their configurations: on a busy machine an interpreter
+        takes seconds to start, which would delay the schedule.
+        """
         schedule = self._schedules.get(member, MemberSchedule())
+        starts_s = (schedule.start_s, *schedule.restarts_s)
         signals = [asyncio.create_task(send) for send in self._scheduled_signals(member, schedule)]
         try:
-            if schedule.start_s is not None:
-                await self._sleep_until(schedule.start_s)
-                configuration = self._late_configuration(configuration, schedule.start_s)
-            await self._watch(await self._start(member, configuration))
-            for again_s in schedule.restarts_s:
-                await self._sleep_until(again_s)
-                await self._watch(await self._start(member, self._late_configuration(configuration, again_s)))
+            started = [await self._start_process() for _ in starts_s]
+            for process, start_s in zip(started, starts_s, strict=True):
+                if start_s is not None:
+                    await self._sleep_until(start_s)
+                    configuration = self._late_configuration(configuration, start_s)
+                member_process = await self._configure(member, process, configuration)
+                await self._watch(member_process)
+                if member_process.incarnation() is None:
+                    self._on_joined()  # it was killed before, so no member has to wait for it
         finally:
             for task in signals:
                 task.cancel()
@@ -167,8 +180,8 @@ class LocalCluster:
         with contextlib.suppress(ProcessLookupError):
             node.process.send_signal(number)
 
-    async def _start(self, member: int, configuration: Mapping[str, Any]) -> MemberProcess:
-        """Start a member process. Its standard input stays open: when that closes, the member leaves the group."""
+    async def _start_process(self) -> asyncio.subprocess.Process:
+        """Start a process that waits for the configuration of a member."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -179,6 +192,16 @@ class LocalCluster:
             limit=16 * 1024 * 1024,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
+
+    async def _configure(
+        self, member: int, process: asyncio.subprocess.Process, configuration: Mapping[str, Any]
+    ) -> MemberProcess:
+        """Let a waiting process become a member.
+
+        Its standard input stays open: when that closes, the member leaves the group.
+        """
         node = self.processes[member] = MemberProcess(member, process)
         if process.stdin is not None:
             process.stdin.write(json.dumps(configuration).encode() + b"\n")
@@ -203,9 +226,19 @@ class LocalCluster:
             report = json.loads(line)
             if report["kind"] != "progress":
                 member_process.reports.append(report)
+            if report["kind"] == "ready":
+                self._on_joined()
             if report["kind"] == "begun":
                 self._on_begun()
             self._on_report(member_process.member, report)
+
+    def _on_joined(self) -> None:
+        """If all incarnations of all members have joined, tell the members: from now on they may leave."""
+        self._yet_to_join -= 1
+        if self._yet_to_join == 0:
+            for process in self._started:
+                if process.returncode is None and process.stdin is not None:
+                    process.stdin.write(b"\n")
 
     def _on_begun(self) -> None:
         """If all initial members have begun to send, record the time: schedules are relative to it."""
@@ -223,13 +256,11 @@ class LocalCluster:
     async def _stop_all(self, watchers: list[asyncio.Task[None]]) -> None:
         for watcher in watchers:
             watcher.cancel()
-        for node in self.processes.values():
-            if node.process.returncode is None:
+        for process in self._started:
+            if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    node.process.kill()
-        await asyncio.gather(
-            *watchers, *(node.process.wait() for node in self.processes.values()), return_exceptions=True
-        )
-        for node in self.processes.values():
-            if node.process.stdin is not None:
-                node.process.stdin.close()
+                    process.kill()
+        await asyncio.gather(*watchers, *(process.wait() for process in self._started), return_exceptions=True)
+        for process in self._started:
+            if process.stdin is not None:
+                process.stdin.close()

@@ -67,7 +67,7 @@ def _options(order: OrderName, *always: str) -> frozenset[str]:
 
 
 def _service(layers: tuple[str, ...], checks: tuple[str, ...]) -> Capabilities:
-    return Capabilities(_options("reliable"), False, layers, checks, admits_late_members=True, keyed=False)
+    return Capabilities(_options("reliable"), False, layers, checks, keyed=False)
 
 
 _PRIORITY = Capabilities(_options("priority", "failures"), pulled=True, admits_late_members=True)

@@ -1,7 +1,8 @@
 """A scenario: the members of a group, their rates and workloads, the network, the clocks and the faults.
 
-The same value serves the simulator and real processes. The simulator models its network, clocks and faults; real
-processes use their own network and clocks. `text.scenario.parse_scenario` reads one from TOML.
+The same value serves the simulator and real processes. The simulator models its network, clocks and faults. Real
+processes have their own network and clocks, and inject the stated delays, clock offsets and faults.
+`text.scenario.parse_scenario` reads one from TOML.
 """
 
 from __future__ import annotations
@@ -61,9 +62,13 @@ class LinkDelay:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The delays of the simulated network, never above Δ. If there is an adversary, it chooses the delays."""
+    """The delays of the network, never above Δ. If there is an adversary, it chooses the delays.
 
-    delay: DelayModel
+    `delay` is None if the scenario states none. Then the simulator draws from 0 to Δ with equal probability, and real
+    processes have the delays of their machine.
+    """
+
+    delay: DelayModel | None = None
     adversary: Adversary = "none"
     fifo: bool = True
     links: tuple[LinkDelay, ...] = ()
@@ -73,10 +78,11 @@ class Network:
 class Clocks:
     """How far each member's clock is from true time.
 
-    `offsets_ns` sets single clocks; the others are random within ±Γ/2.
+    `offsets_ns` sets single clocks. `kind` is None if the scenario states none: then the other clocks are "fixed" in
+    the simulator, and real processes have the clock of their machine. Fixed clocks are random within ±Γ/2.
     """
 
-    kind: ClockKind = "fixed"
+    kind: ClockKind | None = None
     offsets_ns: Mapping[int, int] = field(default_factory=dict)
     drift_ppm: float = 100.0
     step_every_ns: int = 100_000_000

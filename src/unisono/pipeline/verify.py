@@ -35,7 +35,7 @@ from unisono.trace.table import Rows, Trace, concatenated
 _MAX_NAMED_RUNS = 3
 """At most this many runs are named in the error if the requested one does not exist."""
 
-__all__ = ["RunReport", "in_process", "on_spark", "verify"]
+__all__ = ["RunReport", "SelectedRuns", "in_process", "on_spark", "select_runs", "verify", "verify_selected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +54,28 @@ class RunReport:
         return overall(self.verdicts)
 
 
-def verify(
+@dataclass(frozen=True, slots=True)
+class SelectedRuns:
+    """The recorded runs to check, and a report for each run whose files are too damaged to be checked."""
+
+    plans: tuple[Layout, ...]
+    damaged: tuple[RunReport, ...]
+
+
+def select_runs(
     path: str | Path,
-    runner: Runner = in_process,
     *,
-    bound_ns: int | None = None,
     run: str | None = None,
     group: str | None = None,
     since_ns: int | None = None,
     until_ns: int | None = None,
-    max_whole_rows: int = MAX_SUSPECT_ROWS,
-    max_suspect_rows: int = MAX_SUSPECT_ROWS,
-) -> list[RunReport]:
-    """Check every recorded run of every group in the folder `path` and below; return a report for each.
-
-    A run of at most `max_whole_rows` rows may be read as a whole. Of a longer run, at most `max_suspect_rows` suspect
-    rows are in memory at once.
+) -> SelectedRuns:
+    """Find the recorded runs in the folder `path` and below. Raise TraceDamaged if no run is selected.
 
     `run` and `group` select runs by name. Runs that ended before `since_ns` or began after `until_ns` are skipped. The
     times come from the end records or, if there are none, from the footers of the files.
     """
-    reports: list[RunReport] = []
+    damaged: list[RunReport] = []
     plans: list[Layout] = []
     there: set[str] = set()
     when = (since_ns, until_ns) != (None, None)
@@ -90,13 +91,48 @@ def verify(
             if plan.may_contain(since_ns, until_ns):
                 plans.append(plan)
         except TraceDamaged as damage:
-            reports.append(RunReport(str(folder), "", "", 0, _damaged_verdict(damage)))
-    if not plans and not reports:
+            damaged.append(RunReport(str(folder), "", "", 0, _damaged_verdict(damage)))
+    if not plans and not damaged:
         what = " ".join(
             filter(None, ("has no run", run, group and f"of group {group}", "in that time" if when else ""))
         )
         others = f" and {len(there) - _MAX_NAMED_RUNS} more" if len(there) > _MAX_NAMED_RUNS else ""
         raise TraceDamaged(path, f"{what}; it has {', '.join(sorted(there)[:_MAX_NAMED_RUNS])}{others}")
+    return SelectedRuns(tuple(plans), tuple(damaged))
+
+
+def verify(
+    path: str | Path,
+    runner: Runner = in_process,
+    *,
+    bound_ns: int | None = None,
+    max_whole_rows: int = MAX_SUSPECT_ROWS,
+    max_suspect_rows: int = MAX_SUSPECT_ROWS,
+) -> list[RunReport]:
+    """Check every recorded run of every group in the folder `path` and below; return a report for each.
+
+    A run of at most `max_whole_rows` rows may be read as a whole. Of a longer run, at most `max_suspect_rows` suspect
+    rows are in memory at once.
+    """
+    return verify_selected(
+        select_runs(path),
+        runner,
+        bound_ns=bound_ns,
+        max_whole_rows=max_whole_rows,
+        max_suspect_rows=max_suspect_rows,
+    )
+
+
+def verify_selected(
+    selected: SelectedRuns,
+    runner: Runner = in_process,
+    *,
+    bound_ns: int | None = None,
+    max_whole_rows: int = MAX_SUSPECT_ROWS,
+    max_suspect_rows: int = MAX_SUSPECT_ROWS,
+) -> list[RunReport]:
+    """Check the selected runs, as `verify` does."""
+    plans, reports = selected.plans, list(selected.damaged)
     tasks = [
         summary_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)

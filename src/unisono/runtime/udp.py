@@ -477,7 +477,7 @@ class UdpTransport:
         Call `receive` with datagrams as they arrive. Call `on_batch_done` after each batch of them, and when datagrams
         that waited for room are sent.
         """
-        self._receive = receive if self.injection is None else self.injection.wrap(receive)
+        self._receive = receive if self.injection is None else self.injection.wrap(receive, on_batch_done)
         self._loop, self._on_batch_done = loop, on_batch_done
         self._outbox.attach(loop, on_batch_done)
         if not self._paused:
@@ -541,6 +541,8 @@ class UdpTransport:
         self._closed = True
         self._unwatch()
         self._outbox.close()
+        if self.injection is not None:
+            self.injection.close()
         give_up = time.monotonic() + _CLOSE_GRACE_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._sockets[0], selectors.EVENT_WRITE)

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from unisono.errors import InvalidOption, ScenarioError
 from unisono.model.capabilities import capabilities_of, needs_storage
+from unisono.model.delays import UniformDelay
 from unisono.model.faults import Crash, Loss, Pause, fault_to_row
 from unisono.model.scenario import (
     Leave,
@@ -225,7 +226,7 @@ def _network(scenario: Scenario, streams: RandomStreams, start: int) -> Simulate
         chance = streams.stream("network", sender, receiver)
         own = delays_by_link.get((sender, receiver))
         if own is not None or plan.adversary == "none":
-            return delays_from_model(own or plan.delay, delta, chance)
+            return delays_from_model(own or plan.delay or UniformDelay(0, delta), delta, chance)
         adversary = corners(chance, delta) if plan.adversary == "corners" else constant_delay(delta)
         return delays_from_adversary(adversary, sender, receiver, delta)
 
@@ -248,7 +249,7 @@ def _clock(scenario: Scenario, member: int, streams: RandomStreams, start: int) 
     match plan.kind:
         case "perfect":
             return FixedClock()
-        case "fixed":
+        case "fixed" | None:
             return FixedClock(random_below(chance, 2 * half + 1) - half)
         case "drifting":
             sweep = max(1, int(2 * half * 1e6 / plan.drift_ppm))

@@ -57,7 +57,7 @@ class MemoryTransport:
     def attach(
         self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
     ) -> None:
-        self._receive = receive if self._injection is None else self._injection.wrap(receive)
+        self._receive = receive if self._injection is None else self._injection.wrap(receive, on_batch_done)
         self._loop, self._on_batch_done = loop, on_batch_done
         self._schedule_read()
 
@@ -113,6 +113,8 @@ class MemoryTransport:
         if not self._closed:
             self._closed = True
             self._inbox.clear()
+            if self._injection is not None:
+                self._injection.close()
             self._on_close(self)
 
     # -- the interface that the network uses -------------------------------------------------------------------

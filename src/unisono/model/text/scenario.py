@@ -228,7 +228,8 @@ def _sends(table: TomlTable, member: int, members: tuple[int, ...]) -> tuple[Sen
 
 
 def _network(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Network:
-    text = table.text("delay", f"uniform:0ns..{timing.delta_ns}ns")
+    stated = table.has("delay")
+    text = table.text("delay", "")
     links = []
     for link in table.tables("link"):
         sender, receiver = (link.member(word, members) for word in ("sender", "receiver"))
@@ -236,7 +237,7 @@ def _network(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Netw
         links.append(LinkDelay(sender, receiver, link.checked("delay", partial(_delay_within_delta, delay, timing))))
         link.reject_unknown_fields()
     network = Network(
-        table.checked("delay", lambda: _delay_within_delta(text, timing)),
+        table.checked("delay", lambda: _delay_within_delta(text, timing)) if stated else None,
         table.choice("adversary", get_args(Adversary), "none"),
         table.flag("fifo", True),
         tuple(links),
@@ -261,8 +262,10 @@ def _clocks(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Clock
             limit = f"at most gamma/2 = {duration_text(half)} from true time"
             raise offsets.error(str(member), f"expected a clock {limit}, got {duration_text(offset)}")
     offsets.reject_unknown_fields()
+    stated = table.has("kind")
+    kind: ClockKind = table.choice("kind", get_args(ClockKind), "fixed")
     clocks = Clocks(
-        table.choice("kind", get_args(ClockKind), "fixed"),
+        kind if stated else None,
         given,
         table.number("drift_ppm", 100.0, minimum=0.001, maximum=1e6),
         table.duration("step_every", "100ms"),

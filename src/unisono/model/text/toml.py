@@ -134,9 +134,11 @@ _MISSING: Any = object()
 class TomlTable:
     """One table of a TOML file. Each field is read once; `reject_unknown_fields` refuses the fields left over."""
 
-    def __init__(self, source: str, path: str, values: object) -> None:
+    def __init__(self, source: str, path: str, values: object, *, misspelling: str = "") -> None:
+        """If the file does not have this table, `misspelling` is the similar name of another one, if there is any."""
         self.source = source
         self.path = path
+        self._misspelling = misspelling
         if not isinstance(values, Mapping):
             raise ScenarioError(source, path, f"expected a table [{path}], got {values!r}")
         self._values = dict(values)
@@ -167,8 +169,17 @@ class TomlTable:
         self._known_fields.append(field)
         value = self._values.pop(field, default)
         if value is _MISSING:
-            raise self.error(field, "required field is missing; add it")
+            hint = "add it"
+            if similar := self._similar_field(field):
+                hint = f"is {self.full_name(similar)} a misspelling of it?"
+            elif self._misspelling:
+                hint = f"is [{self._misspelling}] a misspelling of [{self.path}]?"
+            raise self.error(field, f"required field is missing; {hint}")
         return value
+
+    def _similar_field(self, field: str) -> str:
+        """The unread field of this table whose name is most similar to that of a field that it lacks; or empty."""
+        return "" if field in self._values else next(iter(get_close_matches(field, self._values, 1)), "")
 
     def text(self, field: str, default: str = _MISSING) -> str:
         """Read a string."""
@@ -232,7 +243,13 @@ class TomlTable:
 
     def table(self, field: str) -> TomlTable:
         """Read a nested table; an empty one if the file does not have it."""
-        return TomlTable(self.source, self.full_name(field), self.pop(field, {}))
+        misspelling = self._similar_field(field)
+        return TomlTable(
+            self.source,
+            self.full_name(field),
+            self.pop(field, {}),
+            misspelling=self.full_name(misspelling) if misspelling else "",
+        )
 
     def tables(self, field: str) -> list[TomlTable]:
         """Read a list of tables, written as `[[field]]`."""

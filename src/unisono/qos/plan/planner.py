@@ -222,7 +222,8 @@ def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
         against.append(_theorem_4(ask, floor))
     if ask.grades != "early" and offer.final_latency_ns is None:
         against.append("its deliveries do not become final")
-    if ask.deadline_ns is not None and offer.latency_bound_ns > ask.deadline_ns:
+    # In the priority orders this bound is only the way into the queues; their offers say that they keep no deadline.
+    if ask.deadline_ns is not None and not offer.by_priority and offer.latency_bound_ns > ask.deadline_ns:
         bound, deadline = duration_text(offer.latency_bound_ns), duration_text(ask.deadline_ns)
         against.append(f"its bound of {bound} exceeds the deadline of {deadline}")
     if ask.priorities and not offer.by_priority:
@@ -259,7 +260,10 @@ def _refusal(ask: Ask, candidates: list[Offer]) -> str:
     floor = lower_bound_ns(ask)
     if ask.deadline_ns is not None and floor > ask.deadline_ns:
         return f"{_theorem_4(ask, floor)}; allow gaps, tolerate fewer crashes, or extend the deadline"
-    if ask.deadline_ns is not None and all(c.latency_bound_ns > ask.deadline_ns for c in candidates):
-        best = min(candidates, key=lambda offer: offer.latency_bound_ns)
+    if ask.deadline_ns is not None and ask.priorities:
+        return "no priority order can promise a deadline: leave out the deadline or the priorities"
+    bounded = [offer for offer in candidates if not offer.by_priority]
+    if ask.deadline_ns is not None and all(offer.latency_bound_ns > ask.deadline_ns for offer in bounded):
+        best = min(bounded, key=lambda offer: offer.latency_bound_ns)
         return f"the lowest bound is {duration_text(best.latency_bound_ns)}, by {best.order}"
     return "no order fits; each offer states why"
