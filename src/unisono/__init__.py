@@ -13,7 +13,9 @@ from unisono.errors import (
     ReservationRefused,
     SlaError,
     StorageError,
+    Timeout,
     UnisonoError,
+    WrongEventLoop,
 )
 from unisono.group import Event, Group, join
 from unisono.model.events import (
@@ -40,6 +42,7 @@ from unisono.model.sla import MetricRow
 from unisono.model.topology import Multigroup, Topology
 from unisono.model.units import Rate
 from unisono.qos.plan.admission import Link
+from unisono.runtime.driver import Sending
 
 __version__ = "0.1.0"
 """The version of the installed package; pyproject.toml states the same."""
@@ -68,12 +71,14 @@ __all__ = [
     "Redundancy",
     "Rejoining",
     "ReservationRefused",
+    "Sending",
     "SlaCleared",
     "SlaError",
     "SlaViolation",
     "StateHolder",
     "Stats",
     "StorageError",
+    "Timeout",
     "TimingChange",
     "Topology",
     "TopologyChange",
@@ -82,5 +87,6 @@ __all__ = [
     "ViewChange",
     "Violation",
     "ViolationKind",
+    "WrongEventLoop",
     "join",
 ]

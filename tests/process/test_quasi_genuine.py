@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -53,15 +53,14 @@ async def final_deliveries(
 ) -> list[Message]:
     """The next final deliveries; `seen` collects every delivery on the way."""
     found: list[Message] = []
-    async with aclosing(group.__aiter__()) as events:
-        async for event in events:
-            if isinstance(event, unisono.Delivery):
-                if seen is not None:
-                    seen.append(event)
-                if event.grade is not Grade.EARLY:
-                    found.append((event.sender, event.sequence))
-                    if len(found) == count:
-                        return found
+    async for event in group:
+        if isinstance(event, unisono.Delivery):
+            if seen is not None:
+                seen.append(event)
+            if event.grade is not Grade.EARLY:
+                found.append((event.sender, event.sequence))
+                if len(found) == count:
+                    return found
     raise AssertionError(f"the group ended after {len(found)} of {count} deliveries")
 
 

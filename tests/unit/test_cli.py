@@ -240,10 +240,10 @@ def test_member_passes_its_options_to_join(monkeypatch: pytest.MonkeyPatch) -> N
         "fec": (1, 5),
         "loss_burst": 2,
         "failures": True,
-        "processing": 1_000_000,
+        "processing": "1ms",
         "max_frame": 1200,
     }
-    assert (asked["queue_messages"], asked["slot"]) == (5, None)
+    assert (asked["queue_messages"], asked["slot"], asked["delta"], asked["deadline"]) == (5, None, "50ms", "90ms")
     assert asked["link"].capacity_bytes_per_s == 250_000_000
 
 

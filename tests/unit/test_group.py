@@ -36,14 +36,14 @@ def test_a_deadline_chooses_the_longest_slot_that_keeps_it() -> None:
     assert slot_ns(join(deadline="10s", delta="20ms", gamma="2ms")) == 50_000_000, "no slot is longer than that"
     assert slot_ns(join(deadline="60ms", slot="5ms")) == 5_000_000, "a slot that was asked for stays"
     assert slot_ns(join()) == 5_000_000
-    assert slot_ns(join(deadline=22_500_000, delta="20ms", gamma="2ms")) == 500_000
+    assert slot_ns(join(deadline="22.5ms", delta="20ms", gamma="2ms")) == 500_000
 
 
 def test_the_error_for_an_impossible_deadline_states_the_best_bound() -> None:
     with pytest.raises(unisono.Infeasible, match=r"Δ\+Γ\+Θ = 20ms \+ 2ms \+ 500us; the best offer is 22\.5 ms") as no:
         join(deadline="22ms", delta="20ms", gamma="2ms")
     assert (no.value.asked_ns, no.value.offered_ns) == (22_000_000, 22_500_000)
-    join(deadline=no.value.offered_ns, delta="20ms", gamma="2ms")
+    join(deadline=f"{no.value.offered_ns}ns", delta="20ms", gamma="2ms")
     with pytest.raises(unisono.Infeasible, match="the best offer is 32 ms"):
         join(deadline="30ms", slot="10ms", delta="20ms", gamma="2ms")
 
@@ -82,8 +82,8 @@ def test_multicast_leaves_in_one_copy() -> None:
         ({"multicast": "239.1.1.1"}, "multicast"),
         ({"deadline": "soon"}, "deadline"),
         ({"slot": "5"}, "slot"),
-        ({"slot": 10}, "slot"),
-        ({"delta": -1}, "delta"),
+        ({"slot": "10ns"}, "slot"),
+        ({"delta": "-1ms"}, "delta"),
         ({"gamma": "2 parsecs"}, "gamma"),
         ({"timeout": "never"}, "timeout"),
         ({"max_message": 0}, "max_message"),
@@ -98,6 +98,12 @@ def test_the_error_for_a_bad_option_names_its_field(options: dict[str, Any], fie
         join(**options)
     assert no.value.field == field
     assert str(no.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["deadline", "slot", "delta", "gamma", "timeout", "processing"])
+def test_a_duration_without_a_unit_is_refused(field: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{field}=60 has no unit; write '60ms'$"):
+        join(**{field: 60})
 
 
 def test_bracketed_addresses_are_parsed() -> None:

@@ -31,12 +31,14 @@ NAMES = [
     "Redundancy",
     "Rejoining",
     "ReservationRefused",
+    "Sending",
     "SlaCleared",
     "SlaError",
     "SlaViolation",
     "StateHolder",
     "Stats",
     "StorageError",
+    "Timeout",
     "TimingChange",
     "Topology",
     "TopologyChange",
@@ -45,6 +47,7 @@ NAMES = [
     "ViewChange",
     "Violation",
     "ViolationKind",
+    "WrongEventLoop",
     "join",
 ]
 HEAVY = ["numpy", "pyarrow", "rich", "pyspark"]
@@ -75,6 +78,8 @@ def test_errors_have_one_base_class() -> None:
         assert issubclass(getattr(unisono, name), unisono.UnisonoError)
     assert issubclass(unisono.MessageTooLarge, ValueError)
     assert issubclass(unisono.FormationTimeout, TimeoutError)
+    assert issubclass(unisono.Timeout, TimeoutError)
+    assert issubclass(unisono.WrongEventLoop, RuntimeError)
 
 
 def test_importing_the_package_imports_no_heavy_dependency() -> None:

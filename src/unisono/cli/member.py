@@ -16,7 +16,7 @@ from unisono.cli.options import add_command, add_rate, add_timing, add_tolerance
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import orders_with
 from unisono.model.events import GRADES, Grade
-from unisono.model.units import duration_text, ns_to_ms
+from unisono.model.units import duration_text, exact_duration_text, ns_to_ms
 from unisono.runtime.timers import new_incarnation
 from unisono.trace.metrics import MetricWriter
 
@@ -159,10 +159,10 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
         reliable=parse_reliable(options.reliable),
         grades=options.grades,
         storage=options.storage,
-        processing=options.processing,
-        slot=options.slot,
-        delta=options.delta,
-        gamma=options.gamma,
+        processing=exact_duration_text(options.processing),
+        slot=None if options.slot is None else exact_duration_text(options.slot),
+        delta=exact_duration_text(options.delta),
+        gamma=exact_duration_text(options.gamma),
         max_message=options.max_message,
         max_frame=options.max_frame,
         multicast=options.multicast,

@@ -39,7 +39,7 @@ from unisono.model.scenario import Leave, PlannedRateChange, PlannedSlotChange, 
 from unisono.model.sla import SlaSet
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.model.units import NS_PER_S, ns_to_ms
+from unisono.model.units import NS_PER_S, exact_duration_text, ns_to_ms
 from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
 from unisono.replica.replica import MistakeCounts, Replica
@@ -128,7 +128,7 @@ def join_as_member(
     peers: Mapping[int, tuple[str, int]],
     *,
     multicast: tuple[str, int] | None = None,
-    capacity: str | int = "10Gbit/s",
+    capacity: str = "10Gbit/s",
     recorder: Recorder | None = None,
     incarnation: int | None = None,
     injection: FaultInjection | None = None,
@@ -143,15 +143,15 @@ def join_as_member(
         peers=peers,
         order=scenario.order,
         rate=scenario.rates[member],
-        slot=scenario.timing.theta_ns,
-        delta=scenario.timing.delta_ns,
-        gamma=scenario.timing.gamma_ns,
+        slot=exact_duration_text(scenario.timing.theta_ns),
+        delta=exact_duration_text(scenario.timing.delta_ns),
+        gamma=exact_duration_text(scenario.timing.gamma_ns),
         failures=scenario.failures,
         loss_burst=scenario.loss_burst,
         fec=scenario.fec,
         reliable=scenario.reliable,
         grades=scenario.grades,
-        processing=scenario.processing_ns,
+        processing=exact_duration_text(scenario.processing_ns),
         max_message=scenario.max_message,
         multicast=multicast,
         link=Link(capacity),
@@ -173,7 +173,7 @@ class ScenarioMember:
         self.peers = {int(member): (address[0], int(address[1])) for member, address in configuration["peers"].items()}
         group_address = configuration.get("multicast")
         self.multicast = (str(group_address[0]), int(group_address[1])) if group_address else None
-        self.capacity: str | int = configuration.get("capacity", "10Gbit/s")
+        self.capacity: str = configuration.get("capacity", "10Gbit/s")
         self.latencies = Histogram()
         self.delivered: dict[int, int] = dict.fromkeys(self.scenario.members, 0)
         self.violations: list[str] = []
@@ -363,7 +363,7 @@ class ScenarioMember:
             if isinstance(step, PlannedRateChange):
                 await group.renegotiate(step.rate)
             elif isinstance(step, PlannedSlotChange):
-                await group.renegotiate(slot=step.theta_ns)
+                await group.renegotiate(slot=exact_duration_text(step.theta_ns))
             elif isinstance(step, Leave):
                 await group.leave()
                 return

@@ -30,6 +30,7 @@ from unisono.errors import (
     MessageTooLarge,
     StorageError,
     UnisonoError,
+    WrongEventLoop,
 )
 from unisono.model.effects import Datagram, Write
 from unisono.model.events import (
@@ -242,11 +243,18 @@ class Driver:
 
     # -- to and from the application -------------------------------------------------------------------------
 
-    async def submit(self, messages: Sequence[bytes], priority: int = 0, groups: tuple[str, ...] | None = None) -> None:
+    async def submit(
+        self,
+        messages: Sequence[bytes],
+        priority: int = 0,
+        groups: tuple[str, ...] | None = None,
+        sending: Sending | None = None,
+    ) -> None:
         """Submit messages; wait until the stack has accepted all of them (back-pressure).
 
-        Waiting messages of higher priority are submitted first.
+        Waiting messages of higher priority are submitted first. `sending` counts the accepted messages.
         """
+        self.check_event_loop()
         self.raise_if_closed()
         largest, limit = max(map(len, messages), default=0), self.stack.policy.max_message
         if largest > limit:
@@ -254,9 +262,18 @@ class Driver:
         if groups is not None:
             self.stack.destinations(groups)  # raises DestinationNotAllowed
         done = self._loop.create_future()
-        if self._submissions.put(Submission(messages, done, priority, groups=groups)):
+        submission = Submission(messages, done, priority, groups=groups)
+        if self._submissions.put(submission):
             self._flush_submissions()
-        await done
+        try:
+            await done
+        except BaseException as error:  # a cancelled call tells the number too
+            accepted = submission.accepted_count
+            error.add_note(f"{accepted} of {len(messages)} messages were accepted; the others are not sent")
+            raise
+        finally:
+            if sending is not None:
+                sending.accepted += submission.accepted_count
 
     def _flush_submissions(self) -> None:
         try:
@@ -330,6 +347,7 @@ class Driver:
 
     def consume(self) -> Batch | None:
         """In the priority order: deliver the next message; None if no message can be delivered now."""
+        self.check_event_loop()
         if self._closed:
             return None
         now = self.clock.now()
@@ -347,6 +365,7 @@ class Driver:
 
     async def wait_for_change(self) -> None:
         """Wait until there is an event for the application, or the driver has stopped."""
+        self.check_event_loop()
         self.raise_if_failed()
         if not self._closed:
             self._changed.clear()
@@ -394,6 +413,7 @@ class Driver:
 
     def change_rate(self, rate: Rate) -> None:
         """Change this member's rate. If this raises ReservationRefused, the old rate stays in force."""
+        self.check_event_loop()
         self.raise_if_closed()
         with self._stops_if_violated():
             self.stack.change_rate(self.clock.now(), rate)
@@ -402,6 +422,7 @@ class Driver:
 
     def change_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
         """Ask the group for slots of length `theta_ns`. The future is done when this member uses that slot length."""
+        self.check_event_loop()
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
         bound_ns = self.stack.bound_ns() + theta_ns - grid.last_segment.theta_ns
@@ -445,6 +466,7 @@ class Driver:
 
     async def change_topology(self, sends: Sequence[str]) -> None:
         """Ask this member's group to send to these groups, and wait until all groups concerned have made the change."""
+        self.check_event_loop()
         self.raise_if_closed()
         with self._stops_if_violated():
             done = self.stack.change_topology(self.clock.now(), sends)
@@ -509,6 +531,20 @@ class Driver:
         error.__cause__ = self._failure
         return error
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop in which the driver runs."""
+        return self._loop
+
+    def check_event_loop(self) -> None:
+        """Raise WrongEventLoop unless the caller runs in the driver's event loop: the driver has no locks."""
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise WrongEventLoop
+
     def raise_if_failed(self) -> None:
         """Raise the error that stopped the driver, if there was one."""
         error = self._failure_error()
@@ -525,6 +561,14 @@ class Driver:
 def _queue_cost(event: DriverEvent) -> tuple[int, int]:
     """How many messages and how many bytes an event counts for against the limits of the event queue."""
     return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)
+
+
+@dataclass(slots=True)
+class Sending:
+    """How much of a `send_many` is done; it is exact also after the call was cancelled or has failed."""
+
+    accepted: int = 0
+    """How many messages, counted from the first, the group has accepted. It sends these, and none of the others."""
 
 
 @dataclass(slots=True)

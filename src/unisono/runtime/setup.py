@@ -59,7 +59,7 @@ def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
 
 
 def choose_timing(
-    order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
+    order: str, deadline: str | None, slot: str | None, delta_ns: int, skews_ns: tuple[int, int]
 ) -> Timing:
     """Return Δ, Γ and the slot length: `slot` if it is given, else the longest slot that keeps the deadline.
 

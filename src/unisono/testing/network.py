@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from typing import Any
 
@@ -53,12 +53,11 @@ async def network(
 async def deliveries(group: Group, count: int) -> list[Delivery]:
     """The next `count` deliveries of a group, without other events. Raises GroupClosed if the group ends before."""
     found: list[Delivery] = []
-    async with aclosing(aiter(group)) as events:
-        async for event in events:
-            if isinstance(event, Delivery):
-                found.append(event)
-            if len(found) >= count:
-                return found
+    async for event in group:
+        if isinstance(event, Delivery):
+            found.append(event)
+        if len(found) >= count:
+            return found
     raise GroupClosed(f"the group ended after {len(found)} of {count} deliveries")
 
 
@@ -119,7 +118,7 @@ class MemoryNetwork:
                 if not one_way:
                     self._cuts.add((receiver, sender))
 
-    def delay(self, delay: str | int) -> None:
+    def delay(self, delay: str) -> None:
         """Delay each datagram sent from now on by this much. Links stay first in, first out."""
         self._delay_ns = duration_ns(delay, "delay")
 
