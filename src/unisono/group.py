@@ -121,7 +121,8 @@ def join(
     - `recorder`: writes the trace. Its incarnation must be the `incarnation` given here.
     - `sla`: the path of a file of service level agreements, or the result of `parse_slas`. The group checks them while
       it runs, and violations come as events.
-    - `monitor`: True collects metrics without agreements. The group calls a function with the rows of each interval.
+    - `monitor`: True collects metrics without agreements. The group calls a function with the rows of each interval,
+      and logs its exceptions.
     - `storage`: the file in which a durable order keeps this member's promises, so that the member can restart after a
       crash. `fsync` says when the file is synced: "always" before anything depends on a write, "batch" soon after it,
       or "never".
@@ -416,6 +417,11 @@ class Group:
         return self._driver.view.members
 
     @property
+    def max_message(self) -> int:
+        """The size in bytes of the largest message that this member may send."""
+        return self._stack.policy.max_message
+
+    @property
     def bound_ns(self) -> int:
         """The latency that no delivery exceeds while Δ and Γ hold."""
         return self._stack.bound_ns()
@@ -446,11 +452,14 @@ class Group:
         return () if observer is None else observer.latest
 
     def on_sla(self, sla: str, listener: Listener) -> None:
-        """Call `listener` with each SlaViolation and SlaCleared of the service level agreement named `sla`."""
+        """Call `listener` with each SlaViolation and SlaCleared of the service level agreement named `sla`.
+
+        An exception of the listener is logged, and the group continues.
+        """
         observer = self._driver.qos_observer
         if observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
-        observer.register(sla, listener)
+        observer.register(sla, self._driver.logging_errors(listener, f"the on_sla listener of {sla!r}"))
 
     # -- forming and leaving ---------------------------------------------------------------------------------
 

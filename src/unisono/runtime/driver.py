@@ -15,11 +15,13 @@ to the stack, `_flush` carries out the effects of the inputs, and `pop` and `con
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from unisono.errors import (
     DestinationNotAllowed,
@@ -63,6 +65,8 @@ DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
 _MIN_SUBMIT_MESSAGES = 256
+_LOGGER = logging.getLogger("unisono")
+_Argument = TypeVar("_Argument")
 
 
 class Driver:
@@ -98,7 +102,7 @@ class Driver:
         if recorder is not None:
             self._rows = EventRecorder(recorder, stack.policy.member, stack.slot_of, stack.declared_bound_ns)
         self.qos_observer = stack.observer = qos_observer
-        self._on_metrics = on_metrics
+        self._on_metrics = None if on_metrics is None else self.logging_errors(on_metrics, "the monitor function")
         self._storage = storage
         self._queue_limits = (queue_messages, queue_bytes)
         self._deadline_ns = deadline_ns
@@ -151,6 +155,18 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
         self._flush()
+
+    def logging_errors(self, callback: Callable[[_Argument], None], name: str) -> Callable[[_Argument], None]:
+        """A function that calls the application's `callback` and logs its exceptions: they must not end the group."""
+
+        def call(argument: _Argument) -> None:
+            try:
+                callback(argument)
+            except Exception:
+                text = "group %r, member %d: %s raised an exception; the group continues"
+                _LOGGER.exception(text, self.stack.policy.group, self.stack.policy.member, name)
+
+        return call
 
     def _check_clock_and_losses(self) -> None:
         """Slew toward the system's clock. Report once if that clock was set, and once if datagrams were lost."""
