@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unisono.errors import (
+    AddressInUse,
     DestinationNotAllowed,
     FormationTimeout,
     GroupClosed,
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 """The version of the installed package; pyproject.toml states the same."""
 
 __all__ = [
+    "AddressInUse",
     "Batch",
     "Blocked",
     "ClockViolation",

@@ -130,6 +130,18 @@ class MissingDependency(UnisonoError):
     """A program or package that is needed is not installed; the message says how to install it."""
 
 
+class AddressInUse(UnisonoError):
+    """Another process, or another member of this one, already uses the UDP address of this member."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"UDP port {port} of {host} is in use; stop the process that uses it (`ss -ulpn sport = :{port}` shows "
+            "it) or give this member another port"
+        )
+        self.host = host
+        self.port = port
+
+
 class MemberProcessFailed(UnisonoError):
     """A member process on this machine ended early, or was not ready or finished in time; the message names it."""
 

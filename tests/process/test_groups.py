@@ -542,7 +542,7 @@ def test_a_port_in_use_is_reported_at_once() -> None:
         peers = free_addresses((1,))
         link = unisono.Link()
         async with unisono.join("table", member=1, peers=peers):
-            with pytest.raises(unisono.MissingDependency, match="is in use"):
+            with pytest.raises(unisono.AddressInUse, match="is in use"):
                 await unisono.join("table", member=1, peers=peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s
 

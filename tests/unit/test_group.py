@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.errors import MissingDependency
 from unisono.group import PendingJoin
+from unisono.net.fec import shares
 
 PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
 
@@ -104,6 +107,54 @@ def test_the_error_for_a_bad_option_names_its_field(options: dict[str, Any], fie
 def test_a_duration_without_a_unit_is_refused(field: str) -> None:
     with pytest.raises(TypeError, match=rf"^{field}=60 has no unit; write '60ms'$"):
         join(**{field: 60})
+
+
+@pytest.mark.parametrize(
+    "peers", [["127.0.0.1:9001", "127.0.0.1:9002"], ("127.0.0.1:9001",), {"127.0.0.1:9001"}, 9001, b"dns:table:9001"]
+)
+def test_peers_that_are_no_dict_are_refused_with_an_example(peers: object) -> None:
+    with pytest.raises(
+        unisono.InvalidOption, match=r"^peers: expected a dict .* \{1: '10\.0\.0\.7:9001', .*, got "
+    ) as no:
+        join(peers=peers)
+    assert no.value.field == "peers"
+
+
+@pytest.mark.parametrize(
+    ("peers", "field"),
+    [
+        ({"1": "127.0.0.1:9001"}, "peers"),
+        ({True: "127.0.0.1:9001"}, "peers"),
+        ({1: 9001}, "peers[1]"),
+        ({1: None}, "peers[1]"),
+        ({1: ("127.0.0.1",)}, "peers[1]"),
+        ({1: ("127.0.0.1", 9001, 0)}, "peers[1]"),
+        ({1: (9001, "127.0.0.1")}, "peers[1]"),
+        ({}, "peers"),
+    ],
+)
+def test_peers_of_a_wrong_form_are_refused(peers: object, field: str) -> None:
+    with pytest.raises(unisono.InvalidOption) as no:
+        join(peers=peers)
+    assert no.value.field == field
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_an_sla_file_that_cannot_be_read_is_named(tmp_path: Path, missing: bool) -> None:
+    path = tmp_path / "missing.toml" if missing else tmp_path
+    with pytest.raises(unisono.InvalidOption, match=rf"^sla: cannot read {path} \(.*\); ") as no:
+        join(sla=path)
+    assert isinstance(no.value.__cause__, OSError)
+
+
+def test_nothing_stays_reserved_when_the_stack_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order has reserved its rate when the FEC layer finds that its erasure code is missing."""
+    monkeypatch.setitem(sys.modules, "zfec", None)
+    shares._encoder.cache_clear()
+    link = unisono.Link("100Mbit/s")
+    with pytest.raises(MissingDependency, match="zfec"):
+        join(link=link, fec=(1, 5), failures=True)
+    assert link.free_bytes_per_s == link.capacity_bytes_per_s
 
 
 def test_bracketed_addresses_are_parsed() -> None:

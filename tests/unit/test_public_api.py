@@ -8,6 +8,7 @@ from importlib import resources
 import unisono
 
 NAMES = [
+    "AddressInUse",
     "Batch",
     "Blocked",
     "ClockViolation",

@@ -55,16 +55,19 @@ def test_a_failure_of_the_machine_reaches_waiting_and_later_calls_and_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def part() -> None:
-        async with network(members=2) as net, Replicated(net[1], Fragile()) as one:
-            async with Replicated(net[2], Fragile()) as two:
-                assert await one.execute(b"fine") == 0
-                breaking, waiting = asyncio.create_task(one.execute(b"break")), asyncio.create_task(two.execute(b"x"))
-                changes = asyncio.create_task(wait_for_end(two))
-                for task in (breaking, waiting, changes):
-                    with pytest.raises(LookupError, match="planted"):
-                        await task
+        async with (
+            network(members=2) as net,
+            Replicated(net[1], Fragile()) as one,
+            Replicated(net[2], Fragile()) as two,
+        ):
+            assert await one.execute(b"fine") == 0
+            breaking, waiting = asyncio.create_task(one.execute(b"break")), asyncio.create_task(two.execute(b"x"))
+            changes = asyncio.create_task(wait_for_end(two))
+            for task in (breaking, waiting, changes):
                 with pytest.raises(LookupError, match="planted"):
-                    await two.execute(b"later")
+                    await task
+            with pytest.raises(LookupError, match="planted"):
+                await two.execute(b"later")
 
     run_test(part())
     records = logged(caplog)

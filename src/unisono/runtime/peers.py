@@ -53,6 +53,7 @@ def group_location(
     if isinstance(peers, str):
         return _location_by_dns(group, member, peers, members)
     if peers is not None:
+        _check_peers(peers)
         return GroupLocation(group, *_location_of_peers(member, peers), salt)
     if members is None:
         raise InvalidOption(
@@ -61,6 +62,15 @@ def group_location(
     at = BEACON_DEFAULT if beacon is None else parse_address("beacon", beacon)
     search = BeaconDiscovery(group, members, member or 0, at, interface)
     return GroupLocation(group, member or 1, _placeholder_addresses(members), salt, search)
+
+
+def _check_peers(peers: object) -> None:
+    is_dict = isinstance(peers, Mapping) and peers and all(type(number) is int for number in peers)
+    if not is_dict:
+        example = "{1: '10.0.0.7:9001', 2: '10.0.0.8:9001'}"
+        raise InvalidOption(
+            "peers", f"expected a dict with the address of each member by its number, such as {example}, got {peers!r}"
+        )
 
 
 def _location_of_peers(

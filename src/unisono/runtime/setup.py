@@ -48,12 +48,22 @@ def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise SlaError(os.fspath(source), line, "(encoding)", "expected UTF-8 text; save the file as UTF-8") from error
+    except OSError as error:
+        problem = f"cannot read {os.fspath(source)} ({error.strerror}); give the path of an SLA file"
+        raise InvalidOption("sla", problem) from error
     return parse_slas(text, os.fspath(source))
 
 
-def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
-    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+def parse_address(field: str, value: object) -> tuple[str, int]:
+    """Parse an address, given as text or as (host, port). Raises InvalidOption, which names `field`."""
+    match value:
+        case str():
+            host, _, port = value.rpartition(":")
+        case (str(host), int(number)):
+            port = str(number)
+        case _:
+            host = port = ""
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidOption(field, f"expected an address such as '127.0.0.1:9001', got {value!r}")
     return host.strip("[]"), int(port)
 
@@ -159,8 +169,10 @@ class Setup:
         self._check_pull_options()
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
-        stack = build(self.policy(self.max_frame or 1400), share)
-        share.release()
+        try:
+            stack = build(self.policy(self.max_frame or 1400), share)
+        finally:
+            share.release()
         bound_ns = stack.bound_ns()
         self.qos_observer(stack)
         if deadline_ns is not None and bound_ns > deadline_ns:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-from unisono.errors import GroupClosed, InvalidOption
+from unisono.errors import AddressInUse, GroupClosed, InvalidOption
 from unisono.group import Group, join
 from unisono.model.events import Delivery
 from unisono.model.faults import Loss, LossModel, Span
@@ -108,6 +108,9 @@ class MemoryNetwork:
             raise InvalidOption(
                 "at_most", f"expected both at_most and of, or neither of them, got at_most={at_most} and of={of}"
             )
+        if at_most is not None and of is not None and (at_most < 0 or of < 1):
+            text = f"expected at_most of 0 or more, and of of 1 or more, got at_most={at_most} and of={of}"
+            raise InvalidOption("at_most", text)
         self._losses = LossModel((Loss(Span(), probability, at_most, of),), random.Random(f"{self._seed}/loss"))
 
     def cut(self, one: int | Collection[int], other: int | Collection[int], *, one_way: bool = False) -> None:
@@ -195,9 +198,7 @@ class MemoryNetwork:
         """Open a transport in memory at the member's address."""
         member, address = options.member, options.addresses[options.member]
         if address in self._transports:
-            raise InvalidOption(
-                "peers", f"the address {address[0]}:{address[1]} of member {member} is in use; give each member its own"
-            )
+            raise AddressInUse(*address)
         transport = MemoryTransport(member, options.addresses, self._carry, self._forget, options.injection)
         self._transports[address] = transport
         return transport
