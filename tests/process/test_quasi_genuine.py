@@ -112,7 +112,7 @@ def test_a_destination_that_is_not_allowed_is_refused_at_once() -> None:
 
 def test_early_and_final_deliveries() -> None:
     async def part() -> None:
-        multigroup = unisono.Multigroup(TOPOLOGY, window_ns=200_000_000, optimistic=True)
+        multigroup = unisono.Multigroup(TOPOLOGY, window="200ms", optimistic=True)
         groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
         try:
             seen: list[unisono.Delivery] = []
@@ -153,7 +153,7 @@ def test_replicas_of_two_groups_agree_after_a_crash_in_a_burst() -> None:
     """Members send to their own group and to both groups at once; each group agrees on its own and on shared keys."""
 
     async def part() -> None:
-        multigroup = unisono.Multigroup(TOPOLOGY, window_ns=20_000_000, optimistic=True)
+        multigroup = unisono.Multigroup(TOPOLOGY, window="20ms", optimistic=True)
         async with network(members=0) as net:
             groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
             states = {member: Replicated(group, Dict()) for member, group in groups.items()}

@@ -1,10 +1,12 @@
 """Options that `join` refuses before it opens a socket: each error names the field and a possible value."""
 
 import asyncio
+import re
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from unisono.errors import MissingDependency
 from unisono.group import PendingJoin
 from unisono.net.fec import shares
 
+PAIR = unisono.Topology({"a": (1,), "b": (2,)}, {"a": ("a", "b"), "b": ("a", "b")})
 PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
 
 
@@ -107,6 +110,29 @@ def test_the_error_for_a_bad_option_names_its_field(options: dict[str, Any], fie
 def test_a_duration_without_a_unit_is_refused(field: str) -> None:
     with pytest.raises(TypeError, match=rf"^{field}=60 has no unit; write '60ms'$"):
         join(**{field: 60})
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda number: unisono.Redundancy(1, eta=number), "redundancy.eta"),
+        (lambda number: unisono.Redundancy(1, eta="1ms", omega=number), "redundancy.omega"),
+        (lambda number: unisono.Multigroup(PAIR, barrier_threshold=number), "barrier_threshold"),
+        (lambda number: unisono.Multigroup(PAIR, window=number), "window"),
+    ],
+)
+def test_a_duration_of_an_option_class_needs_a_unit(make: Callable[[Any], object], field: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{re.escape(field)}=60 has no unit; write '60ms'$"):
+        make(60)
+    with pytest.raises(unisono.InvalidOption, match=rf"^{re.escape(field)}: expected a duration with a unit"):
+        make("60")
+
+
+def test_equal_durations_of_option_classes_are_equal() -> None:
+    assert unisono.Redundancy(2, eta="4ms", omega="1ms") == unisono.Redundancy(2, eta="4000us", omega="1000us")
+    assert unisono.Redundancy(2, eta="4ms") != unisono.Redundancy(2, eta="5ms")
+    assert unisono.Multigroup(PAIR, window="1s") == unisono.Multigroup(PAIR, window="1000ms")
+    assert unisono.Multigroup(PAIR, window="1s") != unisono.Multigroup(PAIR, window="2s")
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def parse_reliable(text: str | None) -> Redundancy | None:
     rule = known.get(rules[0]) if rules else "none"
     if rule is None:
         raise InvalidOption("--reliable", f"expected one of {', '.join(known)} after ω, not {rules[0]!r}")
-    return Redundancy(int(rho), eta_ns, sum(omega_ns), rule)
+    return Redundancy.of_ns(int(rho), eta_ns, sum(omega_ns), rule)
 
 
 def read_text(path: Path) -> str:

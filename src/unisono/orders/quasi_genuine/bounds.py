@@ -46,7 +46,7 @@ def _quasi_genuine_offer(ask: Ask, liveness: Liveness) -> Offer:
     """What the order offers for two groups, each of `ask.members` members; every message goes to both."""
     timing, rate, n = ask.timing, ask.rate, ask.members
     pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
-    bound = quasi_genuine_latency_bound_ns(timing, Multigroup(pair, liveness, BARRIER_THRESHOLD_NS))
+    bound = quasi_genuine_latency_bound_ns(timing, Multigroup.of_ns(pair, liveness, BARRIER_THRESHOLD_NS))
     heartbeats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
     # The datagrams of a leader for one message: two rounds of votes with n-1 members, and entries for n receivers. In
     # groups of three the relay sends the entries.
