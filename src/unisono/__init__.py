@@ -28,6 +28,7 @@ from unisono.model.events import (
     Notice,
     NoticeKind,
     Rejoining,
+    Sending,
     SlaCleared,
     SlaViolation,
     Stats,
@@ -43,7 +44,6 @@ from unisono.model.sla import MetricRow
 from unisono.model.topology import Multigroup, Topology
 from unisono.model.units import Rate
 from unisono.qos.plan.admission import Link
-from unisono.runtime.driver import Sending
 
 __version__ = "0.1.0"
 """The version of the installed package; pyproject.toml states the same."""

@@ -15,6 +15,7 @@ from unisono.model.events import (
     Batch,
     Delivery,
     Notice,
+    Sending,
     Stats,
     TimingChange,
     ViewChange,
@@ -30,7 +31,7 @@ from unisono.model.units import NS_PER_S, Rate, duration_ns
 from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
 from unisono.runtime.discovery import BeaconResponder
-from unisono.runtime.driver import Driver, DriverEvent, Sending
+from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.environment import Environment, TransportOptions, current_environment
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.peers import Peers, group_location

@@ -42,6 +42,7 @@ from unisono.model.events import (
     Notice,
     QueueStep,
     Rejoining,
+    Sending,
     SlaVerdict,
     StackEvent,
     TimingChange,
@@ -465,6 +466,7 @@ class Driver:
 
         All members receive both at the same point of the order.
         """
+        self.check_event_loop()
         self.raise_if_closed()
         if self.qos_observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
@@ -577,14 +579,6 @@ class Driver:
 def _queue_cost(event: DriverEvent) -> tuple[int, int]:
     """How many messages and how many bytes an event counts for against the limits of the event queue."""
     return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)
-
-
-@dataclass(slots=True)
-class Sending:
-    """How much of a `send_many` is done; it is exact also after the call was cancelled or has failed."""
-
-    accepted: int = 0
-    """How many messages, counted from the first, the group has accepted. It sends these, and none of the others."""
 
 
 @dataclass(slots=True)
