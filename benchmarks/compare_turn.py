@@ -98,7 +98,7 @@ async def _messages(order: str, burst: int, send: Part, receive: Part) -> float:
                     peers=peers,
                     order=order,
                     rate=unisono.Rate(avg=burst * 1e9 / SLOT_NS, burst=burst),
-                    slot=SLOT_NS,
+                    slot=f"{SLOT_NS}ns",
                     delta="50ms",
                     link=unisono.Link("400Gbit/s"),
                     max_message=SIZE,

@@ -94,7 +94,7 @@ def delays_of(way: str, *, contended: bool) -> tuple[float, float]:
     Without contention, one multicast to both groups at a time; with it, messages to either or both at any time.
     """
     liveness, window_ns = WAYS[way]
-    rules = Multigroup(PAIR, liveness, DELTA_NS, window_ns)
+    rules = Multigroup.of_ns(PAIR, liveness, DELTA_NS, window_ns)
     if contended:
         sends = dict.fromkeys(PAIR.members, Workload("poisson", rate=80.0))
         routes: tuple[tuple[str, ...], ...] = (("a", "b"), ("a",), ("b",))
@@ -108,7 +108,7 @@ def delays_of(way: str, *, contended: bool) -> tuple[float, float]:
 
 def mistakes(window_ns: int, *, messages: int, burst: int = 1, gamma_ns: int = 2 * NS_PER_MS) -> Mistakes:
     """Delays between 0 and Δ, clocks that differ by up to Γ."""
-    rules = Multigroup(PAIR, window_ns=window_ns, optimistic=True)
+    rules = Multigroup(PAIR, window=f"{window_ns}ns", optimistic=True)
     per_member = messages // len(PAIR.members) // burst
     every = 20 * NS_PER_MS
     workload = Workload("bursts", 50, 50, burst=burst, every_ns=every)

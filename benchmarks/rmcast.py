@@ -149,7 +149,7 @@ def delay_now(seconds: float) -> EmpiricalDelay:
 
     From when it is due: the datagram's delay and the timer's lateness, taken for independent.
     """
-    _, finals = measure(Redundancy(COPIES_LIKELY, 50_000_000, 50_000_000), 500_000_000, 0.0, seconds)
+    _, finals = measure(Redundancy.of_ns(COPIES_LIKELY, 50_000_000, 50_000_000), 500_000_000, 0.0, seconds)
     delays, lateness, both = Histogram(), Histogram(), Histogram()
     for final in finals.values():
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))

@@ -30,7 +30,7 @@ class Server:
     """One server: a stack, and a replica of its area that executes delivered commands. The simulator drives it."""
 
     def __init__(self, member: int, window_ns: int) -> None:
-        rules = Multigroup(TOPOLOGY, window_ns=window_ns, optimistic=True)
+        rules = Multigroup(TOPOLOGY, window=f"{window_ns}ns", optimistic=True)
         policy = Policy(
             "areas",
             member,

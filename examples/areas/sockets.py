@@ -45,7 +45,7 @@ class SocketGame(AreaWorld):
 async def play(seconds: float, *, bots: int = 9, seed: int = 1, window_ms: int = 15) -> SocketGame:
     """Join nine members, play and leave. The returned game has its final state."""
     peers = free_addresses(TOPOLOGY.members)
-    rules = unisono.Multigroup(TOPOLOGY, window_ns=window_ms * 1_000_000, optimistic=True)
+    rules = unisono.Multigroup(TOPOLOGY, window=f"{window_ms}ms", optimistic=True)
 
     async def join(member: int) -> unisono.Group:
         config = unisono.Config(

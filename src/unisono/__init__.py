@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unisono.config import Beacon, Config, Dns, Network, Observe
 from unisono.errors import (
+    AddressInUse,
     ConfigError,
     DestinationNotAllowed,
     FormationTimeout,
@@ -15,7 +16,9 @@ from unisono.errors import (
     ReservationRefused,
     SlaError,
     StorageError,
+    Timeout,
     UnisonoError,
+    WrongEventLoop,
 )
 from unisono.group import Event, Group, join
 from unisono.model.events import (
@@ -27,6 +30,7 @@ from unisono.model.events import (
     Notice,
     NoticeKind,
     Rejoining,
+    Sending,
     SlaCleared,
     SlaViolation,
     Stats,
@@ -59,6 +63,7 @@ __version__ = "0.1.0"
 """The version of the installed package; pyproject.toml states the same."""
 
 __all__ = [
+    "AddressInUse",
     "Batch",
     "Beacon",
     "Blocked",
@@ -95,6 +100,7 @@ __all__ = [
     "Redundancy",
     "Rejoining",
     "ReservationRefused",
+    "Sending",
     "Service",
     "SlaCleared",
     "SlaError",
@@ -102,6 +108,7 @@ __all__ = [
     "StateHolder",
     "Stats",
     "StorageError",
+    "Timeout",
     "Timestamp",
     "TimingChange",
     "Topology",
@@ -112,5 +119,6 @@ __all__ = [
     "ViewChange",
     "Violation",
     "ViolationKind",
+    "WrongEventLoop",
     "join",
 ]

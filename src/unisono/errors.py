@@ -86,6 +86,20 @@ class GroupClosed(UnisonoError):
     """The group cannot be used any more: this member has left it or has stopped."""
 
 
+class Timeout(UnisonoError, TimeoutError):
+    """What the caller waited for did not happen within the `timeout` that it gave."""
+
+
+class WrongEventLoop(UnisonoError, RuntimeError):
+    """A group was called from another event loop or thread than the one that joined it; the call has done nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this group belongs to another event loop: call its methods in the event loop in which join was awaited; "
+            "from another thread or event loop, send with group.submit_threadsafe(message)"
+        )
+
+
 class StorageError(UnisonoError):
     """Stable storage is missing, damaged, read-only or full; the message names the file and says what to do."""
 
@@ -114,6 +128,18 @@ class InvariantViolated(UnisonoError):
 
 class MissingDependency(UnisonoError):
     """A needed program, package, service or address is missing or unusable; the message says which, and what to do."""
+
+
+class AddressInUse(UnisonoError):
+    """Another process, or another member of this one, already uses the UDP address of this member."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"UDP port {port} of {host} is in use; stop the process that uses it (`ss -ulpn sport = :{port}` shows "
+            "it) or give this member another port"
+        )
+        self.host = host
+        self.port = port
 
 
 class MemberProcessFailed(UnisonoError):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from unisono.config import Config, Network, Observe, Peers, read_config
-from unisono.errors import FormationTimeout, GroupClosed, InvalidOption
+from unisono.errors import FormationTimeout, GroupClosed, InvalidOption, Timeout
 from unisono.model.events import (
     Batch,
     Delivery,
     Notice,
+    Sending,
     Stats,
     TimingChange,
     ViewChange,
@@ -42,6 +44,7 @@ Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 """The events that an iteration over a group yields."""
 
 LEAVE_TIMEOUT_S = 1.0
+_Taken = TypeVar("_Taken")
 
 
 def join(
@@ -74,6 +77,7 @@ def join(
     - `observe`: a recorder of the trace, service level agreements, metrics.
     - `config`: all of this, and more, as one value or the path of a TOML file. Other arguments override its fields.
 
+    Durations are text with a unit, such as "5ms". A bare number raises TypeError.
     Members must agree on `deadline`, `gaps`, `order` and the delays in `network`.
     Raises ConfigError, SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also
     FormationTimeout.
@@ -215,8 +219,20 @@ class Group:
         """
         await self.send_many((message,), priority=priority, to=to)
 
-    async def send_many(self, messages: Sequence[bytes], *, priority: int = 0, to: Sequence[str] | None = None) -> None:
-        """Multicast several messages, in this order. This costs far less per message than `send`."""
+    async def send_many(
+        self,
+        messages: Sequence[bytes],
+        *,
+        priority: int = 0,
+        to: Sequence[str] | None = None,
+        sending: Sending | None = None,
+    ) -> int:
+        """Multicast several messages, in this order. This costs far less per message than `send`.
+
+        Return the number of messages when the group has accepted all of them. If the call is cancelled or fails while
+        messages wait, the group sends the accepted ones, which come first, and none of the others. A note of the
+        exception says how many these are, and `sending.accepted` has the number.
+        """
         messages = tuple(messages)  # a copy: the caller may change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
             wrong = next(type(message).__name__ for message in messages if type(message) is not bytes)
@@ -225,9 +241,23 @@ class Group:
             text = f"expected a number from 0 to {PRIORITY_MAX}, higher is more urgent, got {priority!r}"
             raise InvalidOption("priority", text)
         if messages:
-            await self._driver.submit(messages, priority, None if to is None else group_names("to", to))
+            await self._driver.submit(messages, priority, None if to is None else group_names("to", to), sending)
+        return len(messages)
 
-    def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
+    def submit_threadsafe(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> Future[None]:
+        """Multicast one message from any thread. The future is done, or has the error, when `send` ends.
+
+        Messages of one thread are sent in the order of the calls. Do not wait for the future in the thread of the
+        group's event loop: nothing would be sent while it waits.
+        """
+        call = self.send(message, priority=priority, to=to)
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._driver.loop)
+        except RuntimeError as error:
+            call.close()
+            raise GroupClosed("this group's event loop has ended") from error
+
+    def renegotiate(self, rate: Rate | None = None, *, slot: str | None = None) -> Awaitable[None]:
         """Change this member's rate from its next slot on, or the slot length of the whole group, or both.
 
         The group orders the request for a `slot` like a message. Await the result to wait until this member uses the
@@ -250,29 +280,46 @@ class Group:
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    async def batches(self) -> AsyncGenerator[DriverEvent, None]:
+    def batches(self) -> AsyncIterator[DriverEvent]:
         """Iterate over batches of deliveries and over other events, in order, until this member leaves the group."""
-        driver = self._driver
-        while True:
-            event = self._remaining_batch() or driver.pop()
-            if event is None and self._stack.application_pulls:
-                event = driver.consume()
-            if event is not None:
-                yield event
-            elif driver.closed:
-                driver.raise_if_failed()
-                return
-            else:
-                await driver.wait_for_change()
+        return _Iteration(self._driver, self._take_batch)
 
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        async for event in self.batches():
-            if isinstance(event, Batch):
-                self._opened_batch, self._remaining_deliveries = event, deque(event.deliveries())
-                while self._remaining_deliveries:
-                    yield self._remaining_deliveries.popleft()
-            else:
-                yield event
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Iterate over deliveries and other events, in order, until this member leaves the group.
+
+        A cancelled `anext` takes no event, and the next one continues. Each event goes to exactly one of several
+        iterations over a group: to the one that asked first.
+        """
+        return _Iteration(self._driver, self._take_event)
+
+    async def next(self, *, timeout: str | None = None) -> Event:
+        """Return the next event of an iteration. Raise Timeout if none comes in time, GroupClosed if none can come."""
+        limit_s = None if timeout is None else duration_ns(timeout, "timeout") / NS_PER_S
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await anext(aiter(self))
+        except StopAsyncIteration:
+            raise GroupClosed("this member has left the group") from None
+        except TimeoutError:
+            if limit.expired():
+                raise Timeout(f"no event within {timeout}") from None
+            raise
+
+    def _take_batch(self) -> DriverEvent | None:
+        """Take the next batch or other event; None if there is none now."""
+        event = self._remaining_batch() or self._driver.pop()
+        if event is None and self._stack.application_pulls:
+            return self._driver.consume()
+        return event
+
+    def _take_event(self) -> Event | None:
+        """Take the next delivery or other event; None if there is none now."""
+        while not self._remaining_deliveries:
+            event = self._take_batch()
+            if not isinstance(event, Batch):
+                return event
+            self._opened_batch, self._remaining_deliveries = event, deque(event.deliveries())
+        return self._remaining_deliveries.popleft()
 
     async def consume(self) -> Delivery:
         """Deliver the next message of a priority order: take it from the queue. Iterating over the group does the same.
@@ -317,6 +364,11 @@ class Group:
         return self._setup.plan
 
     @property
+    def max_message(self) -> int:
+        """The size in bytes of the largest message that this member may send."""
+        return self._stack.policy.max_message
+
+    @property
     def bound_ns(self) -> int:
         """The latency that no delivery exceeds while Δ and Γ hold."""
         return self._stack.bound_ns()
@@ -347,11 +399,14 @@ class Group:
         return () if observer is None else observer.latest
 
     def on_sla(self, sla: str, listener: Listener) -> None:
-        """Call `listener` with each SlaViolation and SlaCleared of the service level agreement named `sla`."""
+        """Call `listener` with each SlaViolation and SlaCleared of the service level agreement named `sla`.
+
+        An exception of the listener is logged, and the group continues.
+        """
         observer = self._driver.qos_observer
         if observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
-        observer.register(sla, listener)
+        observer.register(sla, self._driver.logging_errors(listener, f"the on_sla listener of {sla!r}"))
 
     # -- forming and leaving ---------------------------------------------------------------------------------
 
@@ -398,6 +453,7 @@ class Group:
         driver = self._driver
         if driver.closed:
             return driver.left is not None
+        driver.check_event_loop()
         try:
             driver.leave()
             async with asyncio.timeout(LEAVE_TIMEOUT_S + 4 * self.bound_ns / NS_PER_S):
@@ -422,3 +478,25 @@ class Group:
 
     async def __aexit__(self, *_: object) -> None:
         await self.leave()
+
+
+class _Iteration(Generic[_Taken]):
+    """An iteration over the events of a group. All its state is in the group, so a cancelled `anext` loses nothing."""
+
+    __slots__ = ("_driver", "_take")
+
+    def __init__(self, driver: Driver, take: Callable[[], _Taken | None]) -> None:
+        driver.check_event_loop()
+        self._driver, self._take = driver, take
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _Taken:
+        driver = self._driver
+        while (event := self._take()) is None:
+            if driver.closed:
+                driver.raise_if_failed()
+                raise StopAsyncIteration
+            await driver.wait_for_change()
+        return event

@@ -26,7 +26,7 @@ from unisono.model.effects import Datagram, Effects, StoredRecords, Write
 from unisono.model.events import Batch, Grade, LeaveComplete, Rejoining, SlaVerdict, StackEvent, ViewChange
 from unisono.model.policy import Policy, Settings, StateHolder
 from unisono.model.timing import SlotGrid, earliest
-from unisono.model.units import EVERYONE, Rate, Reserver, UnlimitedNetwork, group_key
+from unisono.model.units import EVERYONE, Rate, Reserver, UnlimitedNetwork, exact_duration_text, group_key
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec import layer as fec
 from unisono.net.fec.layer import Fec
@@ -302,7 +302,8 @@ class Stack:
         for layer in self._layers:
             if isinstance(layer, Rmcast) and settings.redundancy is not None and self.policy.reliable is not None:
                 rho, eta_ns, omega_ns = settings.redundancy
-                layer.change_redundancy(replace(self.policy.reliable, rho=rho, eta_ns=eta_ns, omega_ns=omega_ns), slot)
+                eta, omega = exact_duration_text(eta_ns), exact_duration_text(omega_ns)
+                layer.change_redundancy(replace(self.policy.reliable, rho=rho, eta=eta, omega=omega), slot)
             elif isinstance(layer, Fec) and settings.fec is not None:
                 layer.change_code(settings.fec, slot)
 

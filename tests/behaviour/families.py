@@ -227,7 +227,7 @@ def _copies(seed: int, recording: Recording) -> None:
     )
     scenario = scenarios[seed % 4]
     may_crash = scenario == "anybody crashes"
-    redundancy = Redundancy(1 + seed % 3, 4_600_000, NS_PER_MS * (seed % 2), adaptives[seed // 4 % 3])
+    redundancy = Redundancy.of_ns(1 + seed % 3, 4_600_000, NS_PER_MS * (seed % 2), adaptives[seed // 4 % 3])
     setting = RmcastCase(
         (3, 8, 20)[seed % 3],
         redundancy,

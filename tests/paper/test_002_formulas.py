@@ -48,8 +48,8 @@ from unisono.qos.plan.rmcast_model import (
 MS = 1_000_000
 Q, N, ETA = 0.05, 50, 4.6
 NETWORK = NetworkModel(ExponentialDelay(MS), Q)
-RHO_1 = Redundancy(1, int(ETA * MS))
-RHO_2 = Redundancy(2, int(ETA * MS))
+RHO_1 = Redundancy.of_ns(1, int(ETA * MS))
+RHO_2 = Redundancy.of_ns(2, int(ETA * MS))
 
 
 def at(units: float) -> int:
@@ -150,7 +150,7 @@ def test_equation_6_by_hand_and_one_by_definition_at_rho() -> None:
     assert miss_probability_of_takeover(NETWORK, RHO_2, 0, at(20)) == pytest.approx(h(10.8) * h(6.2) * h(1.6), rel=1e-9)
     assert miss_probability_of_takeover(NETWORK, RHO_2, 1, at(20)) == pytest.approx(h(10.8) * h(6.2), rel=1e-9)
     assert miss_probability_of_takeover(NETWORK, RHO_2, 2, at(20)) == 1
-    later = replace(RHO_2, omega_ns=at(1.5))
+    later = replace(RHO_2, omega=f"{at(1.5)}ns")
     assert miss_probability_of_takeover(NETWORK, later, 0, at(20)) == pytest.approx(h(9.3) * h(4.7) * h(0.1), rel=1e-9)
     assert miss_probability_of_takeover(NETWORK, RHO_2, 0, at(2 * ETA)) == 1
 
@@ -211,7 +211,9 @@ def test_equation_12_by_hand() -> None:
     assert crash_within(at(9.2), at(9.2)) == pytest.approx(1 - 1 / e, rel=1e-12)
     # A receiver waits η + ω and ζ, at most 2η + ω.
     crashes = CrashModel(at(1000), 1e-3)
-    assert crashes.before_takeover(replace(RHO_1, omega_ns=at(0.8))) == pytest.approx(1 - exp(-10 / 1000), rel=1e-12)
+    assert crashes.before_takeover(replace(RHO_1, omega=f"{at(0.8)}ns")) == pytest.approx(
+        1 - exp(-10 / 1000), rel=1e-12
+    )
     # With B.2's time-outs, which counting has too, ω may grow by ρη.
     counting = replace(RHO_2, adaptive="counting")
     assert crashes.before_takeover(counting) == pytest.approx(1 - exp(-4 * 4.6 / 1000), rel=1e-12)
@@ -333,7 +335,7 @@ def test_equation_3_for_dependent_delays_by_hand() -> None:
     # Half of all delays are 1, half 10: copies at 0 and 2, and D = 4. Independent: (q + (1-q)/2)². Together: half the
     # time both are late; else both are lost.
     network = NetworkModel(EmpiricalDelay.of_samples([at(1), at(10)]), 0.1, delays_dependent=True)
-    setting = Redundancy(1, at(2))
+    setting = Redundancy.of_ns(1, at(2))
     assert miss_probability(network, setting, at(4)) == pytest.approx(0.5 + 0.5 * 0.01, rel=1e-12)
     assert miss_probability(replace(network, delays_dependent=False), setting, at(4)) == pytest.approx(
         0.55**2, rel=1e-12
@@ -355,11 +357,11 @@ def test_equations_4_and_7_for_dependent_delays_add_the_misses_of_each_destinati
 def test_dependent_delays_never_guarantee_more_and_are_equal_for_one_copy_to_one_member(delay: DelayModel) -> None:
     free, bound = NetworkModel(delay, Q), NetworkModel(delay, Q, delays_dependent=True)
     for rho, d in product(range(4), (0.3, 1, 3, 5, 8, 14, 30)):
-        setting = Redundancy(rho, at(2))
+        setting = Redundancy.of_ns(rho, at(2))
         assert reach_probability(5, bound, setting, at(d)) <= reach_probability(5, free, setting, at(d)) + 1e-12
         for k in range(rho + 1):
             ours, papers = (reach_probability_after_copy(5, network, setting, k, at(d)) for network in (bound, free))
             assert ours <= papers + 1e-12
-    assert reach_probability(2, bound, Redundancy(0, MS), at(3)) == pytest.approx(
-        reach_probability(2, free, Redundancy(0, MS), at(3))
+    assert reach_probability(2, bound, Redundancy.of_ns(0, MS), at(3)) == pytest.approx(
+        reach_probability(2, free, Redundancy.of_ns(0, MS), at(3))
     )

@@ -113,13 +113,13 @@ def test_no_setting_is_cheaper(delay: DelayModel) -> None:
     answer = agreed(negotiate(required, below))
     for rho, eta_ns in candidate_settings(below):
         for fifths in range(5 * OMEGA_MOST_ETAS + 1):
-            other = Redundancy(rho, eta_ns, fifths * eta_ns // 5)
+            other = Redundancy.of_ns(rho, eta_ns, fifths * eta_ns // 5)
             if meets(required, below, other):
                 assert expected_broadcasts(20, below.network, other) >= answer.expected_broadcasts * (1 - 1e-9)
 
 
 def test_achievable_means_at_least_erratum_6() -> None:
-    network, redundancy = PAPER.network, Redundancy(2, 4_600_000)
+    network, redundancy = PAPER.network, Redundancy.of_ns(2, 4_600_000)
     exactly = reach_probability(50, network, redundancy, 12 * MS)
     assert meets(Requirement(Target(exactly, 12 * MS)), PAPER, redundancy)
     assert not meets(Requirement(Target(exactly + 1e-12, 12 * MS)), PAPER, redundancy)
@@ -244,7 +244,7 @@ def test_agreement_limits_how_long_a_receiver_may_wait() -> None:
     assert setting.omega_ns < patient.redundancy.omega_ns
     v = crash_within(2 * setting.eta_ns + setting.omega_ns, 3_600_000 * MS)
     assert 1 - agreement_failure_extended(10, 0.05, v, 1e-3) >= stricter
-    longer = replace(setting, omega_ns=setting.omega_ns + MS)
+    longer = replace(setting, omega=f"{setting.omega_ns + MS}ns")
     assert not meets(Requirement(Target(0.99), agreement=stricter), below, longer)
 
 

@@ -27,7 +27,7 @@ TIMEOUT = ETA + OMEGA
 
 
 def message(me: int = 3, rho: int = 2, *, last_copy: bool = False, originator: int = 5) -> Message:
-    redundancy = Redundancy(rho, ETA, OMEGA, last_copy=last_copy)
+    redundancy = Redundancy.of_ns(rho, ETA, OMEGA, last_copy=last_copy)
     return Message(Rules(me, 5, redundancy, lambda eta: ZETA_NS), originator)
 
 
@@ -101,7 +101,7 @@ def test_zeta_is_drawn_from_eta() -> None:
         drawn_from.append(eta)
         return 1
 
-    m = Message(Rules(3, 5, Redundancy(1, ETA, OMEGA), zeta), 5)
+    m = Message(Rules(3, 5, Redundancy.of_ns(1, ETA, OMEGA), zeta), 5)
     m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
     assert drawn_from == [ETA]
@@ -222,7 +222,7 @@ def test_a_new_timer_cancels_the_old_one_and_a_pending_zeta() -> None:
 
 def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta() -> None:
     """The observation at the end of §3.4, in random groups, with ω = 0, the hardest case."""
-    redundancy = Redundancy(2, ETA, 0)
+    redundancy = Redundancy.of_ns(2, ETA, 0)
     for seed in range(300):
         chance = Random(seed)
 
@@ -259,7 +259,7 @@ def chain_of_crashes(redundancy: Redundancy) -> Outcome:
 
 
 def test_002_2_after_two_crashes_in_a_row_all_processes_have_the_message() -> None:
-    outcome = chain_of_crashes(Redundancy(1, ETA, OMEGA))
+    outcome = chain_of_crashes(Redundancy.of_ns(1, ETA, OMEGA))
     assert set(outcome.delivered) == {1, 2, 3, 4}
     assert [(b.broadcaster, b.copy) for b in outcome.broadcasts] == [(1, 0), (2, 0), (3, 0), (3, 1)]
 
@@ -276,10 +276,10 @@ def last_copy_only(redundancy: Redundancy) -> Outcome:
 
 
 def test_002_3_a_process_with_only_copy_rho_rebroadcasts_with_last_copy() -> None:
-    silent = last_copy_only(Redundancy(1, ETA, OMEGA))
+    silent = last_copy_only(Redundancy.of_ns(1, ETA, OMEGA))
     assert set(silent.delivered) == {1, 2}
     assert not silent.is_uniform(4)
-    repeated = last_copy_only(Redundancy(1, ETA, OMEGA, last_copy=True))
+    repeated = last_copy_only(Redundancy.of_ns(1, ETA, OMEGA, last_copy=True))
     assert set(repeated.delivered) == {1, 2, 3, 4}
     # 3 and 4 receive copy ρ first from 2. Both wait to broadcast it, and the first of them to do so stops the other.
     assert [(b.broadcaster, b.copy) for b in repeated.broadcasts] == [(1, 0), (1, 1), (2, 1), (4, 1)]
@@ -388,7 +388,7 @@ def test_agreement_among_three_for_all_crashes(rho: int, budget: Budget, origina
     """
     disagreements = 0
     for takeover_order in takeover_orders(3, originator):
-        counts = explore(3, Redundancy(rho, ETA, OMEGA), budget, takeover_order, originator)
+        counts = explore(3, Redundancy.of_ns(rho, ETA, OMEGA), budget, takeover_order, originator)
         assert counts["runs"] > 100
         disagreements += counts["disagreements"]
     if budget.losses > 1:
@@ -403,20 +403,20 @@ def test_agreement_among_three_for_all_crashes(rho: int, budget: Budget, origina
 def test_agreement_among_four_for_all_crashes(rho: int, budget: Budget, originator: int) -> None:
     orders = takeover_orders(4, originator)
     for takeover_order in orders if rho == 1 and not budget.losses else (orders[0], orders[-1]):
-        assert explore(4, Redundancy(rho, ETA, OMEGA), budget, takeover_order, originator)["runs"] > 1000
+        assert explore(4, Redundancy.of_ns(rho, ETA, OMEGA), budget, takeover_order, originator)["runs"] > 1000
 
 
 @pytest.mark.parametrize("takeover_order", [(2, 3, 1), (3, 2, 1)])
 @pytest.mark.parametrize("rho", [1, 2])
 def test_the_heuristic_keeps_agreement(rho: int, takeover_order: tuple[int, ...]) -> None:
     """Its ω is longer but finite: processes that have the message still take over."""
-    explore(3, Redundancy(rho, ETA, OMEGA, "heuristic"), Budget(2, 1), takeover_order, 1)
-    explore(4, Redundancy(1, ETA, OMEGA, "heuristic"), Budget(2), (*takeover_order[:2], 4, 1), 1)
+    explore(3, Redundancy.of_ns(rho, ETA, OMEGA, "heuristic"), Budget(2, 1), takeover_order, 1)
+    explore(4, Redundancy.of_ns(1, ETA, OMEGA, "heuristic"), Budget(2), (*takeover_order[:2], 4, 1), 1)
 
 
 def test_counting_tolerates_exactly_rho_plus_1_crashes_during_a_broadcast() -> None:
     """Of ρ+2 known broadcasts, at most one per crashed process is incomplete: its last one."""
-    counting = Redundancy(1, ETA, OMEGA, "counting")
+    counting = Redundancy.of_ns(1, ETA, OMEGA, "counting")
     for takeover_order in ((2, 3, 4, 5, 1), (5, 4, 3, 2, 1)):
         assert explore(5, counting, Budget(2), takeover_order, 1)["disagreements"] == 0
     reached = {1: {2, 3, 4}, 2: {3, 4}, 3: {4}}
@@ -436,7 +436,7 @@ def test_counting_tolerates_exactly_rho_plus_1_crashes_during_a_broadcast() -> N
 def test_the_exact_rule_may_rely_on_a_crashed_originator() -> None:
     """ω = ∞ by (9) assumes that the originator's broadcast was complete."""
     relative = RelativeRequirement(0.8, 40 * MS, 0.001, NETWORK)
-    rule = Redundancy(1, ETA, OMEGA, "exact", relative)
+    rule = Redundancy.of_ns(1, ETA, OMEGA, "exact", relative)
     outcome = run_multicast(
         3, rule, lambda b, o: BroadcastResult({2: MS}, crashes=b.broadcaster == 1), lambda i, eta: eta // 2
     )
@@ -456,11 +456,11 @@ def test_eta_from_one_delay_and_from_the_largest_of_all() -> None:
 
 def test_invalid_redundancy_is_refused_with_its_field() -> None:
     bad: dict[str, Callable[[], object]] = {
-        "redundancy.rho": lambda: Redundancy(-1, ETA),
-        "redundancy.eta": lambda: Redundancy(1, 0),
-        "redundancy.omega": lambda: Redundancy(1, ETA, -1),
-        "redundancy.adaptive": lambda: Redundancy(1, ETA, adaptive="often"),  # type: ignore[arg-type]
-        "redundancy.relative": lambda: Redundancy(1, ETA, adaptive="exact"),
+        "redundancy.rho": lambda: Redundancy.of_ns(-1, ETA),
+        "redundancy.eta": lambda: Redundancy.of_ns(1, 0),
+        "redundancy.omega": lambda: Redundancy.of_ns(1, ETA, -1),
+        "redundancy.adaptive": lambda: Redundancy.of_ns(1, ETA, adaptive="often"),  # type: ignore[arg-type]
+        "redundancy.relative": lambda: Redundancy.of_ns(1, ETA, adaptive="exact"),
         "relative.success": lambda: RelativeRequirement(1.0, MS, 0.1, ConstantDelay(1)),
         "relative.within": lambda: RelativeRequirement(0.9, 0, 0.1, ConstantDelay(1)),
         "relative.loss": lambda: RelativeRequirement(0.9, MS, 1.0, ConstantDelay(1)),
@@ -480,7 +480,7 @@ PAPER = RelativeRequirement(0.8, 20 * MS, 0.05, NETWORK)
 
 
 def exact(rho: int = 2, omega: int = 0, relative: RelativeRequirement = PAPER) -> ExactOmega:
-    return ExactOmega(Redundancy(rho, 4_600_000, omega, "exact", relative), relative, 50)
+    return ExactOmega(Redundancy.of_ns(rho, 4_600_000, omega, "exact", relative), relative, 50)
 
 
 def success(rule: ExactOmega, k: int, left: int, omega: int) -> float:
@@ -515,7 +515,7 @@ def test_the_exact_rule_never_goes_below_the_negotiated_omega() -> None:
 
 def test_with_infinite_omega_a_process_does_not_take_over_until_the_next_copy() -> None:
     relative = RelativeRequirement(0.8, 40 * MS, 0.001, NETWORK)
-    redundancy = Redundancy(3, ETA, OMEGA, "exact", relative)
+    redundancy = Redundancy.of_ns(3, ETA, OMEGA, "exact", relative)
     m = Message(Rules(3, 5, redundancy, lambda eta: ZETA_NS), 5)
     m.on_copy(0, 1, 5)
     assert (m.phase, m.deadline) == (WAITING, NEVER)
@@ -534,7 +534,7 @@ def test_g_tilde_is_1_at_rho_by_definition() -> None:
 
 
 def test_heuristic_missed_copies_lengthen_omega() -> None:
-    m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
+    m = Message(Rules(3, 5, Redundancy.of_ns(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
     m.on_copy(0, 2, 5)
     assert m.deadline == TIMEOUT + 2 * ETA
     m.on_copy(5, 2, 5)
@@ -542,7 +542,7 @@ def test_heuristic_missed_copies_lengthen_omega() -> None:
 
 
 def test_heuristic_copy_1_on_time_lengthens_omega_once() -> None:
-    m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
+    m = Message(Rules(3, 5, Redundancy.of_ns(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
     m.on_copy(0, 0, 5)
     assert m.deadline == TIMEOUT
     m.on_copy(1, 1, 4)
@@ -554,17 +554,17 @@ def test_heuristic_copy_1_on_time_lengthens_omega_once() -> None:
 
 def test_heuristic_copy_1_during_zeta_does_not_count() -> None:
     """Erratum 002-16: the paper's text says "before the timeout expires"."""
-    m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
+    m = Message(Rules(3, 5, Redundancy.of_ns(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
     m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
     m.on_copy(TIMEOUT + 1, 1, 5)
     assert m.deadline == TIMEOUT + 1 + TIMEOUT
-    assert HeuristicOmega(Redundancy(3, ETA, OMEGA, "heuristic")).next_omega(OMEGA, 0, 1, 5, False) == OMEGA
+    assert HeuristicOmega(Redundancy.of_ns(3, ETA, OMEGA, "heuristic")).next_omega(OMEGA, 0, 1, 5, False) == OMEGA
 
 
 def test_without_faults_the_originator_reaches_all_processes() -> None:
     outcome = run_multicast(
-        5, Redundancy(2, ETA, OMEGA), lambda b, o: BroadcastResult(dict.fromkeys(o, MS)), lambda i, eta: eta // 2
+        5, Redundancy.of_ns(2, ETA, OMEGA), lambda b, o: BroadcastResult(dict.fromkeys(o, MS)), lambda i, eta: eta // 2
     )
     assert [(b.broadcaster, b.copy) for b in outcome.broadcasts] == [(ORIGINATOR, k) for k in range(3)]
     assert set(outcome.delivered) == {1, 2, 3, 4, 5}

@@ -97,7 +97,7 @@ def test_the_published_counts_are_in_the_table_and_change_nothing() -> None:
 @pytest.mark.parametrize("members", [10, 50])
 def test_the_estimate_of_broadcasts_is_near_enough_to_compare_settings(members: int, rho: int, omega: int) -> None:
     """The estimate leaves out takeovers that answer takeovers, so it is up to two fifths below the simulation."""
-    redundancy = Redundancy(rho, 4_600_000, omega * MS)
+    redundancy = Redundancy.of_ns(rho, 4_600_000, omega * MS)
     estimate = expected_broadcasts(members, NetworkModel(ExponentialDelay(MS), 0.05), redundancy)
     seen = (
         RmcastRuns(RmcastCase(members, redundancy, ExponentialDelay(MS), 0.05), generator(1, members))

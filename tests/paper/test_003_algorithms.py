@@ -161,7 +161,7 @@ def test_section_3_1_time_to_decide(sender: int, deltas: int) -> None:
 
 @pytest.mark.parametrize("liveness", LIVENESS)
 def test_a_single_message_is_delivered_while_no_other_member_sends(liveness: Liveness) -> None:
-    multigroup = Multigroup(TWO_GROUPS, liveness, 20 * MS)
+    multigroup = Multigroup(TWO_GROUPS, liveness, "20ms")
     result = scripted(multigroup, {2: [WARM]}, {})
     assert result.delivered == dict.fromkeys(TWO_GROUPS.members, 1)
     largest = latency(result.trace).figures["max_ns"]
@@ -173,7 +173,7 @@ def test_on_demand_idle_groups_exchange_no_datagrams() -> None:
     groups = TWO_GROUPS
     between = {}
     for liveness in LIVENESS:
-        result = scripted(Multigroup(groups, liveness, 20 * MS), {2: [WARM]}, {}, run_ms=1_500)
+        result = scripted(Multigroup(groups, liveness, "20ms"), {2: [WARM]}, {}, run_ms=1_500)
         between[liveness] = sum(
             count for (a, b), count in result.datagrams_by_pair.items() if groups.group_of(a) != groups.group_of(b)
         )
@@ -205,7 +205,7 @@ def test_the_bound_holds_if_a_blocker_is_not_linked_to_the_sender() -> None:
 
 
 def test_algorithm_3_lines_15_to_24_early_delivery_by_timestamp_then_final() -> None:
-    multigroup = Multigroup(TWO_GROUPS, window_ns=12 * MS, optimistic=True)
+    multigroup = Multigroup(TWO_GROUPS, window="12ms", optimistic=True)
     result = scripted(multigroup, {1: [WARM, WARM + 4 * MS], 4: [WARM + 1 * MS], 6: [WARM + 2 * MS]}, {})
     early, final = (result.trace.with_grade(grade).deliveries() for grade in ("early", "final"))
     assert early.sender.tolist() == final.sender.tolist() == [1, 4, 6, 1] * 6
@@ -226,7 +226,7 @@ def test_a_retransmission_does_not_lengthen_the_measured_window() -> None:
         Timing(DELTA, 0, DELTA),
         Rate(100, 9),
         "quasi_genuine",
-        multigroup=Multigroup(TWO_GROUPS, window_ns=None),
+        multigroup=Multigroup(TWO_GROUPS, window=None),
     )
     order = QuasiGenuine(policy, UnlimitedNetwork())
     cast = Cast(WARM, 1, Bundle(1, 1, 0, 0, 0, b""))
@@ -241,7 +241,7 @@ def test_a_window_removes_the_cost_of_contention() -> None:
     sends = {member: [WARM + 700_000 * member + 3 * MS * n for n in range(8)] for member in TWO_GROUPS.members}
     largest = {}
     for window in (0, DELTA + 1):
-        result = scripted(Multigroup(TWO_GROUPS, window_ns=window), sends, {})
+        result = scripted(Multigroup(TWO_GROUPS, window=f"{window}ns"), sends, {})
         largest[window] = latency(result.trace).figures["max_ns"]
     assert largest[DELTA + 1] <= 4 * DELTA + 1
     assert 4 * DELTA < largest[0] <= 8 * DELTA

@@ -210,7 +210,7 @@ def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
 
 
 def leading_proposer(liveness: Liveness) -> tuple[GroupProposer, GroupLog, BarrierRequests]:
-    multigroup = Multigroup(TWO_GROUPS, liveness, 10, 0)
+    multigroup = Multigroup(TWO_GROUPS, liveness, "10ns")
     requests, log = BarrierRequests(TWO_GROUPS, "0"), GroupLog(0, (0, 1))
     return GroupProposer(multigroup, log, PendingProposals(), requests), log, requests
 

@@ -35,7 +35,7 @@ async def run(setup: dict[str, Any]) -> None:
         max_message=100,
         delta="200ms",
         slot="20ms",
-        link=unisono.Link(10**12),
+        link=unisono.Link("1000GB/s"),
     )
 
     async def send() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -45,12 +45,11 @@ async def deliveries(group: unisono.Group, count: int) -> list[unisono.Delivery]
     found: list[unisono.Delivery] = []
     if count == 0:
         return found
-    async with aclosing(group.__aiter__()) as events:
-        async for event in events:
-            if isinstance(event, unisono.Delivery):
-                found.append(event)
-                if len(found) == count:
-                    return found
+    async for event in group:
+        if isinstance(event, unisono.Delivery):
+            found.append(event)
+            if len(found) == count:
+                return found
     raise AssertionError(f"the group ended after {len(found)} of {count} deliveries")
 
 
@@ -544,7 +543,7 @@ def test_a_port_in_use_is_reported_at_once() -> None:
         peers = free_addresses((1,))
         link = unisono.Link()
         async with join_group("table", member=1, peers=peers):
-            with pytest.raises(unisono.MissingDependency, match="is in use"):
+            with pytest.raises(unisono.AddressInUse, match="is in use"):
                 await join_group("table", member=1, peers=peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s
 
@@ -569,7 +568,7 @@ def test_a_slow_consumer_slows_down_the_group_and_loses_no_message(slow_sends: b
         total = 3000
         async with groups(2, queue_messages=20, rate=unisono.Rate(avg=50_000, burst=10), slot="5ms") as joined:
             fast, slow = joined
-            sending = [asyncio.create_task(fast.send_many([b"%d" % n for n in range(total)]))]
+            sending: list[asyncio.Task[Any]] = [asyncio.create_task(fast.send_many([b"%d" % n for n in range(total)]))]
             # The fast member consumes, so that only the slow one blocks the group.
             await _until_blocked(fast, by=slow.member)
 

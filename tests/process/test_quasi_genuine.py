@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -54,15 +54,14 @@ async def final_deliveries(
 ) -> list[Message]:
     """The next final deliveries; `seen` collects every delivery on the way."""
     found: list[Message] = []
-    async with aclosing(group.__aiter__()) as events:
-        async for event in events:
-            if isinstance(event, unisono.Delivery):
-                if seen is not None:
-                    seen.append(event)
-                if event.grade is not Grade.EARLY:
-                    found.append((event.sender, event.sequence))
-                    if len(found) == count:
-                        return found
+    async for event in group:
+        if isinstance(event, unisono.Delivery):
+            if seen is not None:
+                seen.append(event)
+            if event.grade is not Grade.EARLY:
+                found.append((event.sender, event.sequence))
+                if len(found) == count:
+                    return found
     raise AssertionError(f"the group ended after {len(found)} of {count} deliveries")
 
 
@@ -114,7 +113,7 @@ def test_a_destination_that_is_not_allowed_is_refused_at_once() -> None:
 
 def test_early_and_final_deliveries() -> None:
     async def part() -> None:
-        multigroup = unisono.Multigroup(TOPOLOGY, window_ns=200_000_000, optimistic=True)
+        multigroup = unisono.Multigroup(TOPOLOGY, window="200ms", optimistic=True)
         groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
         try:
             seen: list[unisono.Delivery] = []
@@ -155,7 +154,7 @@ def test_replicas_of_two_groups_agree_after_a_crash_in_a_burst() -> None:
     """Members send to their own group and to both groups at once; each group agrees on its own and on shared keys."""
 
     async def part() -> None:
-        multigroup = unisono.Multigroup(TOPOLOGY, window_ns=20_000_000, optimistic=True)
+        multigroup = unisono.Multigroup(TOPOLOGY, window="20ms", optimistic=True)
         async with network(members=0) as net:
             groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
             states = {member: Replicated(group, Dict()) for member, group in groups.items()}

@@ -273,7 +273,7 @@ def test_outside_the_block_join_uses_sockets_again() -> None:
             pass
         peers = free_addresses((1,))
         async with join_group("table", member=1, peers=peers):
-            with pytest.raises(unisono.MissingDependency, match="is in use"):
+            with pytest.raises(unisono.AddressInUse, match="is in use"):
                 UdpTransport(1, peers)
 
     asyncio.run(part())
@@ -307,7 +307,10 @@ def test_misuse_is_refused() -> None:
                 net.lose(0.5, of=3)
             with pytest.raises(unisono.InvalidOption, match=r"net\.peers"):
                 await join_group("table", members=2)
-            with pytest.raises(unisono.InvalidOption, match="in use"):
+            for at_most, of in ((0, 0), (1, -1), (-1, 5)):
+                with pytest.raises(unisono.InvalidOption, match="expected at_most of 0 or more, and of of 1 or more"):
+                    net.lose(0.5, at_most=at_most, of=of)
+            with pytest.raises(unisono.AddressInUse, match="port 1 of memory is in use"):
                 await net.join(1)
 
     run_test(part())

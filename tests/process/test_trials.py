@@ -17,7 +17,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cluster.report import ClusterReport, check_cluster_run
 from unisono.cluster.supervisor import LocalCluster, MemberSchedule, free_addresses
-from unisono.errors import MemberProcessFailed, MissingDependency
+from unisono.errors import AddressInUse, MemberProcessFailed
 from unisono.model.text.scenario import parse_scenario
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.timers import new_incarnation
@@ -273,7 +273,7 @@ def test_joining_twice_from_one_process_is_refused_and_does_not_disturb_the_firs
         table = Table((1, 2))
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
         link = unisono.Link("1Gbit/s")
-        with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is in use"):
+        with pytest.raises(AddressInUse, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is in use"):
             await join_group("table", member=1, peers=table.peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s, "what it would have had is free"
         await table.talk(groups)

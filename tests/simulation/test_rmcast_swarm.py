@@ -50,9 +50,9 @@ def lossy(seed: int, order: str) -> Scenario:
     omega = chance.choice([0, MS])
     redundancy = chance.choice(
         [
-            Redundancy(rho, eta, omega),
-            Redundancy(rho, eta, omega, "heuristic"),
-            Redundancy(rho, eta, omega, "exact", RelativeRequirement(0.999, timing.delta_ns, loss, model)),
+            Redundancy.of_ns(rho, eta, omega),
+            Redundancy.of_ns(rho, eta, omega, "heuristic"),
+            Redundancy.of_ns(rho, eta, omega, "exact", RelativeRequirement(0.999, timing.delta_ns, loss, model)),
         ]
     )
     rate = Rate(20, 2) if order == "cbr" else Rate(100, 8)
@@ -217,7 +217,7 @@ def test_a_weaker_service_violates_the_stronger_property(weaker: str, check: Cal
 @pytest.mark.parametrize(("order", "status"), [("reliable", Status.VIOLATED), ("uniform", Status.VALID)])
 def test_a_sender_that_delivers_and_crashes_before_its_message_arrives(order: str, status: Status) -> None:
     """Uniform delivery prevents that a member acts on a message that no other member will ever have."""
-    scenario = replace(lossy(3, "fifo"), order=order, reliable=Redundancy(2, 10 * MS))
+    scenario = replace(lossy(3, "fifo"), order=order, reliable=Redundancy.of_ns(2, 10 * MS))
     assert len(scenario.members) > 2
     crashing_member, at = scenario.members[0], 150 * MS
     result = run(

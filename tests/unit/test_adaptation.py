@@ -177,7 +177,7 @@ def test_eta_shrinks_if_copies_would_arrive_too_late() -> None:
     at_ease, in_haste = first(COPIES, network(0.1)), first(slow, network(0.1))
     assert in_haste.eta_ns < at_ease.eta_ns
     assert slow.keeps_promise(in_haste, network(0.1))
-    assert not slow.keeps_promise(replace(in_haste, eta_ns=at_ease.eta_ns), network(0.1))
+    assert not slow.keeps_promise(replace(in_haste, eta=at_ease.eta), network(0.1))
 
 
 def test_if_no_setting_is_enough_the_most_reliable_one_is_used() -> None:
@@ -194,7 +194,7 @@ def test_copies_are_added_against_loss_but_not_against_delay() -> None:
     By r_D alone, seven copies 0.5 ms apart would be in time over the overloaded network.
     """
     overloaded = network(0.03, delay_ns=24 * MS)  # up to 48 ms, where 40 ms are promised
-    assert COPIES.keeps_promise(Redundancy(6, MS // 2), overloaded)
+    assert COPIES.keeps_promise(Redundancy.of_ns(6, MS // 2), overloaded)
     enough = first(COPIES, network(0.03))
     controller = Controller(COPIES, enough, USUAL)
     refused = controller.step(overloaded)
@@ -205,8 +205,8 @@ def test_copies_are_added_against_loss_but_not_against_delay() -> None:
         assert controller.step(overloaded) is None, "and no more is spent while it lasts"
     assert controller.current.rho <= enough.rho
     # Nor if η may not change, and by r_D that many copies would be in time.
-    only_rho = replace(COPIES, declared=Redundancy(2, MS), may_change_eta=False)
-    assert only_rho.keeps_promise(Redundancy(6, MS, MS), overloaded)
+    only_rho = replace(COPIES, declared=Redundancy.of_ns(2, MS), may_change_eta=False)
+    assert only_rho.keeps_promise(Redundancy.of_ns(6, MS, MS), overloaded)
     assert cheapest(only_rho, overloaded) is None
     assert first(only_rho, network(0.03)).rho == 2
 
@@ -226,7 +226,7 @@ def test_receivers_wait_for_the_next_copy_as_long_as_delays_vary() -> None:
 
 
 def test_only_adaptable_settings_change() -> None:
-    fixed = Redundancy(2, 4 * MS)
+    fixed = Redundancy.of_ns(2, 4 * MS)
     only_eta = replace(COPIES, declared=fixed, may_change_rho=False)
     assert {setting.rho for setting in only_eta.settings()} == {2}
     only_rho = replace(COPIES, declared=fixed, may_change_eta=False)
@@ -290,7 +290,7 @@ def test_a_group_with_many_links_rarely_mistakes_chance_for_loss() -> None:
     """Among twenty links in each window, the worst looks bad by chance."""
     chance = random.Random(5)
     lenient = RedundancyMechanism(members=5, promise=Target(0.999, 150 * MS))
-    current = Redundancy(2, 12 * MS, 48 * MS)  # enough for 0.063 lost
+    current = Redundancy.of_ns(2, 12 * MS, 48 * MS)  # enough for 0.063 lost
     calm = [
         any(not lenient.keeps_promise(current, e.with_certain_loss()) for e in found)
         for found in group_windows(0.05, 150, chance)

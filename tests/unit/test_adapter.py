@@ -19,7 +19,7 @@ from unisono.qos.adapt.controller import DEPARTED_REQUEST_KEPT_NS, Adapter
 
 MS = 1_000_000
 S = 1000 * MS
-COPIES = Redundancy(1, 8 * MS, 8 * MS)
+COPIES = Redundancy.of_ns(1, 8 * MS, 8 * MS)
 POLICY = Policy(
     *("g", 1, View((1, 2, 3)), Timing(60 * MS, MS, 5 * MS), Rate(50, 8)),
     failures=True,

@@ -22,21 +22,25 @@ def asking(burst_bytes: int) -> BandwidthReservation:
         (" 1.5 Gbit/s ", 187_500_000),
         ("8bit/s", 1),
         ("2kB/s", 2000),
-        (77, 77),
     ],
 )
-def test_a_capacity_has_a_unit(text: str | int, expected: int) -> None:
+def test_a_capacity_has_a_unit(text: str, expected: int) -> None:
     assert capacity_bytes_per_s(text) == expected
 
 
-@pytest.mark.parametrize("text", ["100", "fast", "1Tbit/s", "-1MB/s", "100 mbit/s", "1bit/s", 0, -5])
-def test_an_invalid_capacity_is_refused(text: str | int) -> None:
+@pytest.mark.parametrize("text", ["100", "fast", "1Tbit/s", "-1MB/s", "100 mbit/s", "1bit/s"])
+def test_an_invalid_capacity_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match=r"^capacity: "):
         Link(text)
 
 
+def test_a_capacity_without_a_unit_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^capacity=125000 has no unit; write '125000B/s'$"):
+        Link(125_000)  # type: ignore[arg-type]
+
+
 def test_reservations_are_granted_until_the_link_is_full() -> None:
-    link = Link(1_000_000)
+    link = Link("1MB/s")
     first, second = link.share(copies=2), link.share(copies=1)
     first.reserve(asking(3_000))
     assert link.free_bytes_per_s == 400_000
@@ -54,7 +58,7 @@ def test_reservations_are_granted_until_the_link_is_full() -> None:
 
 
 def test_a_new_reservation_replaces_the_old_one() -> None:
-    link = Link(1_000_000)
+    link = Link("1MB/s")
     share = link.share(copies=1)
     share.reserve(asking(8_000))
     share.reserve(asking(9_000))
@@ -66,7 +70,7 @@ def test_a_new_reservation_replaces_the_old_one() -> None:
 
 
 def test_a_group_that_falls_back_to_unicast_reserves_more() -> None:
-    link = Link(1_000_000)
+    link = Link("1MB/s")
     share = link.share(copies=1)
     share.reserve(asking(3_000))
     share.set_copies(3)

@@ -1,9 +1,13 @@
 """Options that `join` refuses before it opens a socket: each error names the field and a possible value."""
 
 import asyncio
+import re
 import socket
+import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,9 @@ import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.errors import MissingDependency
 from unisono.group import PendingJoin
+from unisono.net.fec import shares
 
+PAIR = unisono.Topology({"a": (1,), "b": (2,)}, {"a": ("a", "b"), "b": ("a", "b")})
 PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
 
 
@@ -37,14 +43,14 @@ def test_a_deadline_chooses_the_longest_slot_that_keeps_it() -> None:
     assert slot_ns(join(deadline="10s", delta="20ms", gamma="2ms")) == 50_000_000, "no slot is longer than that"
     assert slot_ns(join(deadline="60ms", slot="5ms")) == 5_000_000, "a slot that was asked for stays"
     assert slot_ns(join()) == 5_000_000
-    assert slot_ns(join(deadline=22_500_000, delta="20ms", gamma="2ms")) == 500_000
+    assert slot_ns(join(deadline="22.5ms", delta="20ms", gamma="2ms")) == 500_000
 
 
 def test_the_error_for_an_impossible_deadline_states_the_best_bound() -> None:
     with pytest.raises(unisono.Infeasible, match=r"Δ\+Γ\+Θ = 20ms \+ 2ms \+ 500us; the best offer is 22\.5 ms") as no:
         join(deadline="22ms", delta="20ms", gamma="2ms")
     assert (no.value.asked_ns, no.value.offered_ns) == (22_000_000, 22_500_000)
-    join(deadline=no.value.offered_ns, delta="20ms", gamma="2ms")
+    join(deadline=f"{no.value.offered_ns}ns", delta="20ms", gamma="2ms")
     with pytest.raises(unisono.Infeasible, match="the best offer is 32 ms"):
         join(deadline="30ms", slot="10ms", delta="20ms", gamma="2ms")
 
@@ -83,8 +89,8 @@ def test_multicast_leaves_in_one_copy() -> None:
         ({"multicast": "239.1.1.1"}, "multicast"),
         ({"deadline": "soon"}, "deadline"),
         ({"slot": "5"}, "slot"),
-        ({"slot": 10}, "slot"),
-        ({"delta": -1}, "delta"),
+        ({"slot": "10ns"}, "slot"),
+        ({"delta": "-1ms"}, "delta"),
         ({"gamma": "2 parsecs"}, "gamma"),
         ({"timeout": "never"}, "timeout"),
         ({"max_message": 0}, "max_message"),
@@ -99,6 +105,83 @@ def test_the_error_for_a_bad_option_names_its_field(options: dict[str, Any], fie
         join(**options)
     assert no.value.field == field
     assert str(no.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["deadline", "slot", "delta", "gamma", "timeout", "processing"])
+def test_a_duration_without_a_unit_is_refused(field: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{field}=60 has no unit; write '60ms'$"):
+        join(**{field: 60})
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda number: unisono.Redundancy(1, eta=number), "redundancy.eta"),
+        (lambda number: unisono.Redundancy(1, eta="1ms", omega=number), "redundancy.omega"),
+        (lambda number: unisono.Multigroup(PAIR, barrier_threshold=number), "barrier_threshold"),
+        (lambda number: unisono.Multigroup(PAIR, window=number), "window"),
+    ],
+)
+def test_a_duration_of_an_option_class_needs_a_unit(make: Callable[[Any], object], field: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{re.escape(field)}=60 has no unit; write '60ms'$"):
+        make(60)
+    with pytest.raises(unisono.InvalidOption, match=rf"^{re.escape(field)}: expected a duration with a unit"):
+        make("60")
+
+
+def test_equal_durations_of_option_classes_are_equal() -> None:
+    assert unisono.Redundancy(2, eta="4ms", omega="1ms") == unisono.Redundancy(2, eta="4000us", omega="1000us")
+    assert unisono.Redundancy(2, eta="4ms") != unisono.Redundancy(2, eta="5ms")
+    assert unisono.Multigroup(PAIR, window="1s") == unisono.Multigroup(PAIR, window="1000ms")
+    assert unisono.Multigroup(PAIR, window="1s") != unisono.Multigroup(PAIR, window="2s")
+
+
+@pytest.mark.parametrize(
+    "peers", [["127.0.0.1:9001", "127.0.0.1:9002"], ("127.0.0.1:9001",), {"127.0.0.1:9001"}, 9001, b"dns:table:9001"]
+)
+def test_peers_that_are_no_dict_are_refused_with_an_example(peers: object) -> None:
+    with pytest.raises(
+        unisono.InvalidOption, match=r"^peers: expected a dict .* \{1: '10\.0\.0\.7:9001', .*, got "
+    ) as no:
+        join(peers=peers)
+    assert no.value.field == "peers"
+
+
+@pytest.mark.parametrize(
+    ("peers", "field"),
+    [
+        ({"1": "127.0.0.1:9001"}, "peers"),
+        ({True: "127.0.0.1:9001"}, "peers"),
+        ({1: 9001}, "peers[1]"),
+        ({1: None}, "peers[1]"),
+        ({1: ("127.0.0.1",)}, "peers[1]"),
+        ({1: ("127.0.0.1", 9001, 0)}, "peers[1]"),
+        ({1: (9001, "127.0.0.1")}, "peers[1]"),
+        ({}, "peers"),
+    ],
+)
+def test_peers_of_a_wrong_form_are_refused(peers: object, field: str) -> None:
+    with pytest.raises(unisono.InvalidOption) as no:
+        join(peers=peers)
+    assert no.value.field == field
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_an_sla_file_that_cannot_be_read_is_named(tmp_path: Path, missing: bool) -> None:
+    path = tmp_path / "missing.toml" if missing else tmp_path
+    with pytest.raises(unisono.InvalidOption, match=rf"^sla: cannot read {path} \(.*\); ") as no:
+        join(sla=path)
+    assert isinstance(no.value.__cause__, OSError)
+
+
+def test_nothing_stays_reserved_when_the_stack_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order has reserved its rate when the FEC layer finds that its erasure code is missing."""
+    monkeypatch.setitem(sys.modules, "zfec", None)
+    shares._encoder.cache_clear()
+    link = unisono.Link("100Mbit/s")
+    with pytest.raises(MissingDependency, match="zfec"):
+        join(link=link, fec=(1, 5), failures=True)
+    assert link.free_bytes_per_s == link.capacity_bytes_per_s
 
 
 def test_bracketed_addresses_are_parsed() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from tests.worlds.joining import join_group
 
 import unisono
 from unisono.model.delays import parse_delay
@@ -24,7 +23,7 @@ FIVE = {member: f"127.0.0.1:{9000 + member}" for member in range(1, 6)}
 
 
 def plan_of(**options: Any) -> unisono.GroupPlan:
-    return join_group("table", member=1, peers=FIVE, **options).plan
+    return unisono.join("table", member=1, peers=FIVE, **options).plan
 
 
 def default_options(name: str) -> OrderOptions:
@@ -119,10 +118,10 @@ def test_join_accepts_every_feasible_row_of_every_plan_as_it_is() -> None:
                 network=unisono.Network(
                     delta=exact_duration_text(offer.delta_ns or ask.timing.delta_ns),
                     gamma=exact_duration_text(ask.timing.gamma_ns),
-                    link=unisono.Link(125_000_000),
+                    link=unisono.Link("1Gbit/s"),
                 ),
             )
-            joined = join_group("grid", config=config)
+            joined = unisono.join("grid", config=config)
             assert joined.plan.bound_ns <= offer.latency_bound_ns, (offer.order, offer.options)
             seen += 1
             orders.add(offer.order.split(" ρ=")[0])

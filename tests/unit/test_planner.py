@@ -156,7 +156,7 @@ def _policy_of(offer: Offer, ask: Ask) -> Policy:
         order=offer.order.split()[0],
         failures="with failures" in offer.order,
         fec=ask.fec if "over fec" in offer.order else None,
-        reliable=(offer.redundancy or Redundancy(1, MS)) if over_rmcast else None,
+        reliable=(offer.redundancy or Redundancy.of_ns(1, MS)) if over_rmcast else None,
         loss_burst=ask.loss_burst if "with failures" in offer.order and not over_rmcast else 0,
         grades=ask.grades if offer.final_latency_ns is not None else "early",
     )

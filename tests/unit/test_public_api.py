@@ -8,6 +8,7 @@ from importlib import resources
 import unisono
 
 NAMES = [
+    "AddressInUse",
     "Batch",
     "Beacon",
     "Blocked",
@@ -44,6 +45,7 @@ NAMES = [
     "Redundancy",
     "Rejoining",
     "ReservationRefused",
+    "Sending",
     "Service",
     "SlaCleared",
     "SlaError",
@@ -51,6 +53,7 @@ NAMES = [
     "StateHolder",
     "Stats",
     "StorageError",
+    "Timeout",
     "Timestamp",
     "TimingChange",
     "Topology",
@@ -61,6 +64,7 @@ NAMES = [
     "ViewChange",
     "Violation",
     "ViolationKind",
+    "WrongEventLoop",
     "join",
 ]
 HEAVY = ["numpy", "pyarrow", "rich", "pyspark"]
@@ -91,6 +95,8 @@ def test_errors_have_one_base_class() -> None:
         assert issubclass(getattr(unisono, name), unisono.UnisonoError)
     assert issubclass(unisono.MessageTooLarge, ValueError)
     assert issubclass(unisono.FormationTimeout, TimeoutError)
+    assert issubclass(unisono.Timeout, TimeoutError)
+    assert issubclass(unisono.WrongEventLoop, RuntimeError)
 
 
 def test_importing_the_package_imports_no_heavy_dependency() -> None:

@@ -30,7 +30,7 @@ GROUP = group_key("g")
 MEMBERS = (1, 2, 3, 4)
 TIMING = Timing(30 * MS, 2 * MS, 5 * MS)
 ETA, OMEGA = 10 * MS, 2 * MS
-REDUNDANCY = Redundancy(2, ETA, OMEGA)
+REDUNDANCY = Redundancy.of_ns(2, ETA, OMEGA)
 LIFETIME = REDUNDANCY.message_lifetime_ns(len(MEMBERS), TIMING.delta_ns)
 OPENS = frozenset({Kind.RMCAST})
 
@@ -224,7 +224,7 @@ def test_a_restarted_originator_numbers_from_0_and_its_earlier_incarnation_ends(
 
 def test_each_message_carries_its_own_rho_and_eta() -> None:
     """A member with other parameters takes over with those of the originator."""
-    one, two = Process(1, reliable=Redundancy(1, 4 * MS, OMEGA)), Process(2)
+    one, two = Process(1, reliable=Redundancy.of_ns(1, 4 * MS, OMEGA)), Process(2)
     two.receive(one.multicast())
     assert two.wake(T0 + 4 * MS + OMEGA) == []
     assert fields(two.wake(T0 + 4 * MS + OMEGA + 2 * MS)[0])[:5] == (0, 1, 2, 0, 1)
@@ -319,7 +319,7 @@ def test_the_state_behind_a_missing_message_is_bounded(monkeypatch: pytest.Monke
 def test_the_number_of_cached_rules_is_bounded() -> None:
     two = Process(2)
     for n in range(rmcast.RULES_MAX + 5):
-        assert two.receive(Process(1, incarnation=n, reliable=Redundancy(1, MS + n)).multicast())
+        assert two.receive(Process(1, incarnation=n, reliable=Redundancy.of_ns(1, MS + n)).multicast())
         assert len(two.layer._rules) <= rmcast.RULES_MAX
 
 
@@ -328,7 +328,7 @@ def test_the_number_of_cached_rules_is_bounded() -> None:
 
 def test_reservation_counts_the_copies() -> None:
     once = BandwidthReservation(1000, 300, 5 * MS)
-    assert copies_reservation(once, Redundancy(2, ETA)) == BandwidthReservation(3000, 1500, 5 * MS)
+    assert copies_reservation(once, Redundancy.of_ns(2, ETA)) == BandwidthReservation(3000, 1500, 5 * MS)
 
     class RecordingReserver:
         def reserve(self, reservation: BandwidthReservation) -> None:

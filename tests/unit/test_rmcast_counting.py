@@ -9,7 +9,7 @@ ETA, RHO = 10_000, 2
 
 
 def message(adaptive: Adaptive = "counting", member: int = 5) -> RmcastMessage:
-    return RmcastMessage(RmcastRules(member, 9, Redundancy(RHO, ETA, 0, adaptive), lambda _: 100), 0)
+    return RmcastMessage(RmcastRules(member, 9, Redundancy.of_ns(RHO, ETA, 0, adaptive), lambda _: 100), 0)
 
 
 def test_rho_plus_2_broadcasts_by_any_processes_are_enough() -> None:
@@ -97,7 +97,7 @@ def test_an_originator_makes_all_its_broadcasts() -> None:
 
 
 def test_a_first_copy_that_is_enough_is_still_delivered() -> None:
-    m = RmcastMessage(RmcastRules(5, 9, Redundancy(0, ETA, 0, "counting"), lambda _: 100), 0)
+    m = RmcastMessage(RmcastRules(5, 9, Redundancy.of_ns(0, ETA, 0, "counting"), lambda _: 100), 0)
     assert m.on_copy(0, 0, 0)
     assert m.phase == DONE
 

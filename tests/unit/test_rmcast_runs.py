@@ -72,7 +72,7 @@ def test_the_fast_loop_equals_a_simple_one(
     members: int, rho: int, omega_ns: int, adaptive: Adaptive, scenario: CrashScenario
 ) -> None:
     relative = RelativeRequirement(0.95, 25 * MS, 0.1, ExponentialDelay(MS)) if adaptive == "exact" else None
-    redundancy = Redundancy(rho, ETA, omega_ns, adaptive, relative)
+    redundancy = Redundancy.of_ns(rho, ETA, omega_ns, adaptive, relative)
     setting = RmcastCase(members, redundancy, ExponentialDelay(MS), 0.1, scenario)
     fast, source = RmcastRuns(setting, generator(7, "same")), RmcastRuns(setting, generator(7, "same"))
     simple = SimpleLoop(source, setting)
@@ -83,7 +83,7 @@ def test_the_fast_loop_equals_a_simple_one(
 
 def test_a_copy_at_the_very_instant_of_a_deadline_comes_first() -> None:
     """With equal delays and ω = 0 every copy arrives exactly at its time-out; the result depends on the order."""
-    setting = RmcastCase(12, Redundancy(3, ETA, 0, "heuristic"), ConstantDelay(MS), 0.2)
+    setting = RmcastCase(12, Redundancy.of_ns(3, ETA, 0, "heuristic"), ConstantDelay(MS), 0.2)
     fast, source = RmcastRuns(setting, generator(8, "tie")), RmcastRuns(setting, generator(8, "tie"))
     simple = SimpleLoop(source, setting)
     for _ in range(60):
@@ -92,7 +92,7 @@ def test_a_copy_at_the_very_instant_of_a_deadline_comes_first() -> None:
 
 
 def test_without_loss_and_with_equal_delays_all_receive_at_once() -> None:
-    setting = RmcastCase(6, Redundancy(2, ETA, MS), ConstantDelay(MS), 0.0)
+    setting = RmcastCase(6, Redundancy.of_ns(2, ETA, MS), ConstantDelay(MS), 0.0)
     runs = RmcastRuns(setting, generator(1)).run(5)
     assert runs.broadcasts.tolist() == [3] * 5
     assert runs.first_ns.tolist() == runs.last_ns.tolist() == runs.one_receiver_ns.tolist() == [MS] * 5
@@ -101,12 +101,12 @@ def test_without_loss_and_with_equal_delays_all_receive_at_once() -> None:
 
 
 def test_after_an_originator_crash_at_least_rho_plus_2_broadcasts_are_needed() -> None:
-    setting = RmcastCase(6, Redundancy(2, ETA, MS), ConstantDelay(MS), 0.0, "originator crashes")
+    setting = RmcastCase(6, Redundancy.of_ns(2, ETA, MS), ConstantDelay(MS), 0.0, "originator crashes")
     assert RmcastRuns(setting, generator(1)).run(200).broadcasts.min() == 4
 
 
 def test_only_the_direct_receivers_get_the_message_before_a_takeover() -> None:
-    setting = RmcastCase(10, Redundancy(1, ETA), ConstantDelay(MS), 0.0, "direct receivers", direct_receivers=3)
+    setting = RmcastCase(10, Redundancy.of_ns(1, ETA), ConstantDelay(MS), 0.0, "direct receivers", direct_receivers=3)
     runs = RmcastRuns(setting, generator(1)).run(50)
     assert (runs.first_ns == MS).all()
     assert (runs.last_ns > MS + ETA + MS).all()
@@ -115,7 +115,7 @@ def test_only_the_direct_receivers_get_the_message_before_a_takeover() -> None:
 
 def test_members_disagree_if_every_broadcaster_crashes_while_sending() -> None:
     setting = RmcastCase(
-        6, Redundancy(1, ETA), ConstantDelay(MS), 0.0, "anybody crashes", crash_in_send_probability=1.0
+        6, Redundancy.of_ns(1, ETA), ConstantDelay(MS), 0.0, "anybody crashes", crash_in_send_probability=1.0
     )
     runs = RmcastRuns(setting, generator(1)).run(20)
     # Each broadcast reaches one more process, until it reaches one that has crashed. Then some processes are left out,
@@ -123,7 +123,7 @@ def test_members_disagree_if_every_broadcaster_crashes_while_sending() -> None:
     assert runs.broadcasts.min() == 2
     assert runs.disagreed().mean() > 0.5
     no_takeover = RmcastCase(
-        6, Redundancy(1, ETA), ConstantDelay(MS), 0.0, "anybody crashes", crash_before_takeover_probability=1.0
+        6, Redundancy.of_ns(1, ETA), ConstantDelay(MS), 0.0, "anybody crashes", crash_before_takeover_probability=1.0
     )
     assert not RmcastRuns(no_takeover, generator(1)).run(20).disagreed().any()
 
@@ -149,7 +149,7 @@ def test_sampled_delays_are_the_quantiles_of_the_model(model: DelayModel) -> Non
 def test_each_name_has_its_own_reproducible_random_stream() -> None:
     assert generator(1, "a", 2).random() == generator(1, "a", 2).random()
     assert generator(1, "a", 2).random() != generator(1, "a", 3).random()
-    setting = RmcastCase(9, Redundancy(1, ETA), ExponentialDelay(MS), 0.2)
+    setting = RmcastCase(9, Redundancy.of_ns(1, ETA), ExponentialDelay(MS), 0.2)
     one, two = (RmcastRuns(setting, generator(5, "again")).run(60) for _ in range(2))
     assert one.last_ns.tolist() == two.last_ns.tolist()
     assert one.broadcasts.tolist() == two.broadcasts.tolist()
@@ -167,6 +167,12 @@ def test_each_name_has_its_own_reproducible_random_stream() -> None:
     ],
 )
 def test_invalid_cases_are_refused(arguments: dict[str, object], field: str) -> None:
-    fields = {"members": 5, "redundancy": Redundancy(1, ETA), "delay": ExponentialDelay(MS), "loss": 0.05, **arguments}
+    fields = {
+        "members": 5,
+        "redundancy": Redundancy.of_ns(1, ETA),
+        "delay": ExponentialDelay(MS),
+        "loss": 0.05,
+        **arguments,
+    }
     with pytest.raises(InvalidOption, match=field):
         RmcastCase(**fields)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ GROUP = group_key("g")
 MEMBERS = (1, 2, 3, 4)
 TIMING = Timing(30 * MS, 2 * MS, 5 * MS)
 ETA = 10 * MS
-REDUNDANCY = Redundancy(2, ETA, 0)
+REDUNDANCY = Redundancy.of_ns(2, ETA, 0)
 LIFETIME = REDUNDANCY.message_lifetime_ns(len(MEMBERS), TIMING.delta_ns)
 KINDS = frozenset({Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
 
@@ -495,7 +495,7 @@ def test_members_with_different_orders_report_it(order: str, changes: dict[str, 
 
 def test_members_may_have_different_redundancy() -> None:
     group = Group.__new__(Group)
-    other = Redundancy(1, 2 * ETA, MS)
+    other = Redundancy.of_ns(1, 2 * ETA, MS)
     group.stacks = {1: build(policy(1, "fifo", (1, 2))), 2: build(policy(2, "fifo", (1, 2), reliable=other))}
     group.cut, group.now = set(), T0
     group.wake()

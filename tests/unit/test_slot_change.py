@@ -191,7 +191,7 @@ def test_other_orders_refuse_a_slot_change_and_name_one_that_can(name: str) -> N
 
 def test_over_reliable_multicast_a_slot_change_is_refused() -> None:
     with pytest.raises(InvalidOption, match="slot: the slot length cannot change over reliable multicast"):
-        build(policy(reliable=Redundancy(1, 5 * MS, 20 * MS))).change_slot(0, 10 * MS)
+        build(policy(reliable=Redundancy.of_ns(1, 5 * MS, 20 * MS))).change_slot(0, 10 * MS)
 
 
 @pytest.mark.parametrize("theta_ns", [0, -1, 999, 60_000_000_001])

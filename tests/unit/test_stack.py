@@ -234,12 +234,12 @@ def test_a_new_rate_goes_through_the_stack() -> None:
         ({}, set()),
         ({"fec": (1, 4), "failures": True}, {"fec.recovered", "fec.surplus", "fec.given_up", "fec.ignored"}),
         (
-            {"order": "uniform_causal", "reliable": Redundancy(1, 5 * MS, 10 * MS)},
+            {"order": "uniform_causal", "reliable": Redundancy.of_ns(1, 5 * MS, 10 * MS)},
             {"uniform.dropped", "uniform.ignored", "causal.skipped", "causal.ignored"}
             | {"rmcast.taken_over", "rmcast.lost", "rmcast.ignored"},
         ),
         (
-            {"order": "fifo", "reliable": Redundancy(1, 5 * MS, 10 * MS)},
+            {"order": "fifo", "reliable": Redundancy.of_ns(1, 5 * MS, 10 * MS)},
             {"fifo.skipped", "fifo.ignored", "rmcast.taken_over", "rmcast.lost", "rmcast.ignored"},
         ),
     ],

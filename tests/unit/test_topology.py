@@ -63,7 +63,7 @@ def test_an_invalid_topology_is_refused(
 def test_optimistic_delivery_needs_a_window() -> None:
     with pytest.raises(InvalidOption, match="needs a window above zero"):
         Multigroup(RING, optimistic=True)
-    assert Multigroup(RING, window_ns=None, optimistic=True).optimistic
+    assert Multigroup(RING, window=None, optimistic=True).optimistic
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import InvalidOption, MissingDependency
+from unisono.errors import AddressInUse, InvalidOption, MissingDependency
 from unisono.model.effects import Datagram
 from unisono.runtime import udp as transport_module
 from unisono.runtime.socket_setup import MAX_UDP_PAYLOAD, Address
@@ -266,8 +266,10 @@ def test_buffers_are_granted_and_reported() -> None:
 def test_the_error_for_a_port_in_use_says_what_to_do() -> None:
     peers = free_peers(1)
     first = UdpTransport(1, peers)
-    with pytest.raises(MissingDependency, match=rf"port {peers[1][1]} of 127\.0\.0\.1 is in use.*another port"):
+    with pytest.raises(AddressInUse, match=rf"port {peers[1][1]} of 127\.0\.0\.1 is in use.*another port") as refused:
         UdpTransport(1, peers)
+    assert (refused.value.host, refused.value.port) == peers[1]
+    assert not isinstance(refused.value, MissingDependency)
     first.close()
     UdpTransport(1, peers).close()
 
@@ -284,6 +286,18 @@ def test_the_error_for_a_wrong_address_says_what_to_do(host: str, advice: str) -
 def test_members_need_addresses_in_one_family() -> None:
     with pytest.raises(MissingDependency, match="no address family in common"):
         UdpTransport(1, {1: ("127.0.0.1", 4000), 2: ("::1", 4000)})
+
+
+def test_a_host_with_neither_family_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *rest: Any, **more: Any) -> Any:
+        return [] if host == "odd.example" else look_up(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    expected = r"\(127\.0\.0\.1 of member 1 has IPv4 only, odd\.example of member 2 has neither IPv4 nor IPv6\)"
+    with pytest.raises(MissingDependency, match=expected):
+        UdpTransport(1, {1: ("127.0.0.1", 4000), 2: ("odd.example", 4000)})
 
 
 def test_members_without_address_are_refused() -> None:
@@ -482,9 +496,10 @@ def test_datagrams_unsent_at_close_are_counted(gates: list[Gated]) -> None:
     async def scene() -> None:
         async with members(2) as (one, _):
             gates[0].refusal = errno.EAGAIN
-            one.transport.send(to(2, b"lost words"))
+            one.transport.send(to(2, b"lost words", b"as long!!!", b"other length"))
+            one.transport.send(to(2, b"more"))
             one.transport.close()
-            assert one.transport.errors == Counter({"UNSENT_AT_CLOSE": 1})
+            assert one.transport.errors == Counter({"UNSENT_AT_CLOSE": 4})
 
     asyncio.run(scene())
 

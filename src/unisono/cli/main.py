@@ -12,6 +12,7 @@ from enum import IntEnum
 from unisono import __version__
 from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, verify
 from unisono.errors import (
+    AddressInUse,
     FormationTimeout,
     Infeasible,
     MemberProcessFailed,
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Infeasible, ReservationRefused) as error:
         status = ExitStatus.VIOLATED
         problem: Exception = error
-    except (MissingDependency, FormationTimeout, MemberProcessFailed) as error:
+    except (MissingDependency, AddressInUse, FormationTimeout, MemberProcessFailed) as error:
         status, problem = ExitStatus.ENVIRONMENT, error
     except (UnisonoError, OSError) as error:
         status, problem = ExitStatus.BAD_INPUT, error

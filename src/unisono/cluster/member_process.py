@@ -131,7 +131,7 @@ def join_as_member(
     peers: Mapping[int, tuple[str, int]],
     *,
     multicast: tuple[str, int] | None = None,
-    capacity: str | int = "10Gbit/s",
+    capacity: str = "10Gbit/s",
     recorder: Recorder | None = None,
     incarnation: int | None = None,
     injection: FaultInjection | None = None,
@@ -169,7 +169,7 @@ class ScenarioMember:
         self.peers = {int(member): (address[0], int(address[1])) for member, address in configuration["peers"].items()}
         group_address = configuration.get("multicast")
         self.multicast = (str(group_address[0]), int(group_address[1])) if group_address else None
-        self.capacity: str | int = configuration.get("capacity", "10Gbit/s")
+        self.capacity: str = configuration.get("capacity", "10Gbit/s")
         self.latencies = Histogram()
         self.delivered: dict[int, int] = dict.fromkeys(self.scenario.members, 0)
         self.violations: list[str] = []
@@ -373,7 +373,7 @@ class ScenarioMember:
             if isinstance(step, PlannedRateChange):
                 await group.renegotiate(step.rate)
             elif isinstance(step, PlannedSlotChange):
-                await group.renegotiate(slot=step.theta_ns)
+                await group.renegotiate(slot=exact_duration_text(step.theta_ns))
             elif isinstance(step, Leave):
                 await group.leave()
                 return

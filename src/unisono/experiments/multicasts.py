@@ -38,7 +38,7 @@ def numeric_parameter(point: Point, name: str) -> float:
 
 def redundancy_of(point: Point) -> Redundancy:
     """The redundancy of a point: ρ, η, ω and the rule for lengthening ω."""
-    return Redundancy(
+    return Redundancy.of_ns(
         int(numeric_parameter(point, "rho")),
         units_to_ns(numeric_parameter(point, "eta")),
         units_to_ns(numeric_parameter(point, "omega")),

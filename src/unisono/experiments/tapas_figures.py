@@ -150,7 +150,7 @@ def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 def run_failures(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
     """Simulate one block of runs in which any process may crash."""
-    redundancy = Redundancy(int(numeric_parameter(parameters, "rho")), units_to_ns(ETA))
+    redundancy = Redundancy.of_ns(int(numeric_parameter(parameters, "rho")), units_to_ns(ETA))
     n, (v, beta) = int(numeric_parameter(parameters, "n")), MANY_CRASHES
     setting = RmcastCase(
         *(n, redundancy, ExponentialDelay(NS_PER_MS), LOSS, "anybody crashes"),

@@ -160,7 +160,7 @@ def check_options(policy: Policy) -> None:
             if field == "grades" and policy.multigroup is not None:
                 text += (
                     "; for early and final deliveries between groups, leave out grades and use "
-                    "Multigroup(topology, optimistic=True, window_ns=...)"
+                    "Multigroup(topology, optimistic=True, window=...)"
                 )
             raise InvalidOption("topology" if field == "multigroup" else field, text)
     if policy.loss_burst and not policy.failures:

@@ -513,3 +513,14 @@ class Stats:
     """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""
     counters: Mapping[str, int] = field(default_factory=dict)
     """The counters of this member's parts, by "part.name" such as "fec.recovered"; docs/monitoring.md lists them."""
+
+
+@dataclass(slots=True)
+class Sending:
+    """Counts the messages that the group accepts from the calls of `send_many` that get this object."""
+
+    accepted: int = 0
+    """How many messages the group has accepted from calls that have ended, also by cancellation or by an error.
+
+    From each call these are the first messages. The group sends them, and none of the others.
+    """

@@ -96,7 +96,7 @@ def _parse_reliable(name: str, text: str) -> Redundancy:
     rule = known.get(rules[0]) if rules else "none"
     if rule is None:
         raise InvalidOption(name, f"expected one of {', '.join(known)} after ω, got {rules[0]!r}")
-    return Redundancy(int(rho), eta_ns, sum(omega_ns), rule)
+    return Redundancy.of_ns(int(rho), eta_ns, sum(omega_ns), rule)
 
 
 def _reliable_text(value: Redundancy) -> str:
@@ -219,7 +219,7 @@ TOPOLOGY: Final = Option(
     policy_field="multigroup",
     to_policy=multigroup_of,
 )
-SERVICE_REDUNDANCY: Final = Redundancy(2, 10_000_000)
+SERVICE_REDUNDANCY: Final = Redundancy(2, "10ms")
 """The redundancy of the services by default: three copies, 10 ms apart."""
 
 

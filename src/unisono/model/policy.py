@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from unisono.errors import InvalidOption
@@ -11,7 +11,7 @@ from unisono.model.delays import DelayModel
 from unisono.model.events import GRADES, View
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup
-from unisono.model.units import NS_PER_S, Rate, duration_text
+from unisono.model.units import NS_PER_S, Rate, duration_ns, duration_text, exact_duration_text
 
 PRIORITY_MAX: Final = 0x7FFF
 
@@ -53,6 +53,7 @@ class Redundancy:
     """The settings of reliable multicast.
 
     A message is broadcast ρ+1 times, at intervals of η. A receiver that misses the next copy for η+ω+ζ takes over.
+    `eta` and `omega` are durations with a unit, such as "4ms".
 
     `adaptive` says how a receiver lengthens ω. "none": not at all. "exact": by equations (9) to (11) of paper 002,
     which needs `relative`. "heuristic": as in paper 002, appendix B.2. "counting": as "heuristic", but a receiver that
@@ -62,13 +63,17 @@ class Redundancy:
     """
 
     rho: int
-    eta_ns: int
-    omega_ns: int = 0
+    eta: str = field(compare=False)
+    omega: str = field(default="0ms", compare=False)
     adaptive: Adaptive = "none"
     relative: RelativeRequirement | None = None
     last_copy: bool | None = None
+    eta_ns: int = field(init=False, repr=False)
+    omega_ns: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eta_ns", duration_ns(self.eta, "redundancy.eta"))
+        object.__setattr__(self, "omega_ns", duration_ns(self.omega, "redundancy.omega"))
         if not 0 <= self.rho <= RHO_MAX:
             raise InvalidOption("redundancy.rho", f"expected 0 to {RHO_MAX} repetitions, got {self.rho}")
         if not 1_000 <= self.eta_ns < 2**62:
@@ -83,6 +88,20 @@ class Redundancy:
                 f"expected a RelativeRequirement with adaptive = 'exact', and None otherwise; got {self.relative!r} "
                 f"with adaptive = {self.adaptive!r}",
             )
+
+    @classmethod
+    def of_ns(
+        cls,
+        rho: int,
+        eta_ns: int,
+        omega_ns: int = 0,
+        adaptive: Adaptive = "none",
+        relative: RelativeRequirement | None = None,
+        *,
+        last_copy: bool | None = None,
+    ) -> Redundancy:
+        """The settings with η and ω in nanoseconds."""
+        return cls(rho, exact_duration_text(eta_ns), exact_duration_text(omega_ns), adaptive, relative, last_copy)
 
     def longest_wait_ns(self) -> int:
         """The longest time that a process waits before it broadcasts.

@@ -7,12 +7,12 @@ the topology says so. Two groups exchange datagrams only if one of them may send
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 from unisono.errors import DestinationNotAllowed, InvalidOption
-from unisono.model.units import checked_member
+from unisono.model.units import checked_member, duration_ns, exact_duration_text
 
 GROUPS_MAX = 64
 """The most groups of a topology: frames carry a set of groups as a 64-bit mask."""
@@ -139,28 +139,44 @@ class Multigroup:
     """The options of a quasi-genuine order.
 
     `liveness` is "on_demand" (paper 003, Algorithm 3: a group that needs a barrier requests it) or "periodic"
-    (Algorithm 2: a group that has sent nothing for `barrier_threshold_ns` sends a barrier). `window_ns` is how long a
-    message is held before it is proposed, so that earlier ones can catch up (paper 003: w(p)); with None, members
-    measure it. `optimistic` delivers a message early at the end of its window.
+    (Algorithm 2: a group that has sent nothing for `barrier_threshold` sends a barrier). `window` is how long a message
+    is held before it is proposed, so that earlier ones can catch up (paper 003: w(p)); with None, members measure it.
+    Both are durations with a unit, such as "20ms". `optimistic` delivers a message early at the end of its window.
     """
 
     topology: Topology
     liveness: Liveness = "on_demand"
-    barrier_threshold_ns: int = 20_000_000
-    window_ns: int | None = 0
+    barrier_threshold: str = field(default="20ms", compare=False)
+    window: str | None = field(default="0ms", compare=False)
     optimistic: bool = False
+    barrier_threshold_ns: int = field(init=False, repr=False)
+    window_ns: int | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        window_ns = None if self.window is None else duration_ns(self.window, "window")
+        object.__setattr__(self, "barrier_threshold_ns", duration_ns(self.barrier_threshold, "barrier_threshold"))
+        object.__setattr__(self, "window_ns", window_ns)
         if self.liveness not in LIVENESS:
             raise InvalidOption("barriers", f"expected {' or '.join(LIVENESS)}, got {self.liveness!r}")
         if self.barrier_threshold_ns < 1:
             raise InvalidOption("barrier_threshold", f"expected a time above zero, got {self.barrier_threshold_ns} ns")
-        if self.window_ns is not None and self.window_ns < 0:
-            raise InvalidOption("window", f"expected a duration of at least 0, got {self.window_ns} ns")
         if self.optimistic and self.window_ns == 0:
             raise InvalidOption(
                 "window", "optimistic delivery needs a window above zero, got 0; give a duration, or None to measure it"
             )
+
+    @classmethod
+    def of_ns(
+        cls,
+        topology: Topology,
+        liveness: Liveness,
+        barrier_threshold_ns: int,
+        window_ns: int | None = 0,
+        optimistic: bool = False,
+    ) -> Multigroup:
+        """The options with the durations in nanoseconds."""
+        window = None if window_ns is None else exact_duration_text(window_ns)
+        return cls(topology, liveness, exact_duration_text(barrier_threshold_ns), window, optimistic)
 
 
 def multigroup_of(topology: object) -> Multigroup | None:

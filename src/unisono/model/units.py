@@ -16,18 +16,21 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": NS_PER_MS, "s": NS_PER_S, "m
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min|h)\s*")
 
 
-def duration_ns(text: str | int, field: str = "duration") -> int:
-    """Parse `"5ms"`, `"200us"` or `"2s"` into nanoseconds. An integer is already in nanoseconds."""
-    if isinstance(text, bool) or not isinstance(text, int | str):
-        raise InvalidOption(field, f"expected a duration with a unit, such as '5ms', got {text!r}")
-    if isinstance(text, int):
-        if text < 0:
-            raise InvalidOption(field, f"expected a duration of at least 0, got {text}")
-        return text
+def duration_ns(text: str, field: str = "duration") -> int:
+    """Parse `"5ms"`, `"200us"` or `"2s"` into nanoseconds. A number without a unit raises TypeError."""
+    check_is_text(text, field, "a duration with a unit, such as '5ms'", unit="ms")
     match = _DURATION.fullmatch(text)
     if match is None:
         raise InvalidOption(field, f"expected a duration with a unit, such as '5ms', '200us' or '2s', got {text!r}")
     return int(Fraction(match[1]) * _UNITS[match[2]])
+
+
+def check_is_text(value: object, field: str, expected: str, unit: str) -> None:
+    """Raise TypeError unless `value` is text; for a bare number the error says how to write it with a unit."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise TypeError(f"{field}={value} has no unit; write '{value}{unit}'")
+    if not isinstance(value, str):
+        raise TypeError(f"{field}: expected {expected}, got {value!r}")
 
 
 def duration_text(ns: int) -> str:

@@ -9,9 +9,10 @@ final commands back.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -31,8 +32,9 @@ _PART = struct.Struct("!HII")
 HEAD_BYTES = _MESSAGE_HEAD.size
 """The size in bytes of the header that precedes the command in each message."""
 PART_BYTES = 1024
-"""The default size in bytes of the parts in which a snapshot is sent."""
+"""The default size in bytes of the parts in which a snapshot is sent, unless the group's messages are smaller."""
 STATE_REQUEST_RETRY_S = 1.0
+_LOGGER = logging.getLogger("unisono")
 
 
 class Replicated:
@@ -44,11 +46,12 @@ class Replicated:
         machine: StateMachine,
         *,
         on_event: Callable[[GroupEvent], None] | None = None,
-        part_bytes: int = PART_BYTES,
+        part_bytes: int | None = None,
     ) -> None:
         """`on_event` receives all events but deliveries. From now on, only this object may iterate over the group.
 
-        Snapshots are sent in parts of `part_bytes`; that number plus 19 must not exceed `max_message` of the group.
+        A snapshot is sent in parts of `part_bytes`, which plus 19 bytes must fit into one message of the group. By
+        default, a part has up to 1024 bytes.
         """
         stats = group.stats()
         if not stats.gap_free:
@@ -63,12 +66,13 @@ class Replicated:
         self.replica = Replica(machine, two_grades=False)
         self._group = group
         self._on_event = on_event
-        self._part_bytes = part_bytes
+        self._part_bytes = _checked_part_bytes(part_bytes, group.max_message)
         self._token = secrets.randbits(32) << 32
         self._pending_results: dict[int, tuple[Grade, asyncio.Future[Any]]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._background_tasks: dict[asyncio.Task[None], None] = {}
+        self._background_failure: Exception | None = None
         self._has_final = self._complete = False
         """Whether a final message was delivered here, and whether the state includes all earlier final commands."""
         self._last_request = self._ordered_request = 0
@@ -132,18 +136,37 @@ class Replicated:
     # -- the group ---------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        reason: Exception = GroupClosed("this member left the group before the command ran")
         try:
             async for event in self._group.batches():
                 if isinstance(event, Batch):
                     self._on_batch(event)
                     self._changed.set()
-                elif self._on_event is not None:
-                    self._on_event(event)
+                else:
+                    self._pass_on(event)
+        except asyncio.CancelledError:
+            reason = self._background_failure or GroupClosed("the replica was closed before the command ran here")
+            if self._background_failure is not None:
+                raise self._background_failure from None
+            raise
+        except Exception as error:
+            _LOGGER.exception("member %d: the replica has stopped", self._group.member)
+            reason = error
+            raise
         finally:
             self._changed.set()
             for _, done in self._pending_results.values():
                 if not done.done():
-                    done.set_exception(GroupClosed("this member left the group before the command ran"))
+                    done.set_exception(reason)
+                    done.exception()  # so that asyncio does not warn if the caller fails before it awaits the future
+
+    def _pass_on(self, event: GroupEvent) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                text = "member %d: the on_event function raised an exception; the replica continues"
+                _LOGGER.exception(text, self._group.member)
 
     def _on_batch(self, batch: Batch) -> None:
         final = batch.grade is not Grade.EARLY
@@ -226,20 +249,29 @@ class Replicated:
 
     # -- the beginning and the end -------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(self._unless_closed(coroutine))
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_in_background(coroutine))
         self._background_tasks[task] = None
         task.add_done_callback(lambda done: self._background_tasks.pop(done, None))
 
-    async def _unless_closed(self, coroutine: Any) -> None:
-        with suppress(GroupClosed):
-            await coroutine
+    async def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a part of the state transfer. If it fails, the replica stops: a newcomer might wait for ever."""
+        try:
+            with suppress(GroupClosed):
+                await coroutine
+        except Exception as error:
+            _LOGGER.exception("member %d: the replica has stopped: state transfer failed", self._group.member)
+            self._background_failure = error
+            if self._task is not None:
+                self._task.cancel()
 
     def _raise_if_closed(self) -> None:
         if self._task is None:
             raise GroupClosed("the replica is not running; enter it with `async with`")
+        if self._task.cancelled():
+            raise GroupClosed("the replica is closed")
         if self._task.done():
-            if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            if (error := self._task.exception()) is not None:
                 raise error
             raise GroupClosed("this member has left the group")
 
@@ -254,3 +286,18 @@ class Replicated:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _checked_part_bytes(part_bytes: int | None, max_message: int) -> int:
+    room = max_message - HEAD_BYTES - _PART.size
+    if room < 1:
+        text = f"expected at least {HEAD_BYTES + _PART.size + 1} bytes, to send a state in parts, got {max_message}"
+        raise InvalidOption("max_message", text)
+    if part_bytes is None:
+        return min(PART_BYTES, room)
+    if not 1 <= part_bytes <= room:
+        text = (
+            f"expected 1 to {room} bytes, because a message of this group has at most {max_message}, got {part_bytes}"
+        )
+        raise InvalidOption("part_bytes", text)
+    return part_bytes

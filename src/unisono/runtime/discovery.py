@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.agreement.gathering import Gathering, assign_numbers
-from unisono.errors import FormationTimeout, InvalidOption, MissingDependency
+from unisono.errors import AddressInUse, FormationTimeout, InvalidOption, MissingDependency
 from unisono.model.units import group_key
 from unisono.runtime.socket_setup import open_bound_socket, open_multicast_socket
 from unisono.wire.beacon import APPLICANTS_MAX, Applicant, decode_beacon, encode_beacon
@@ -279,6 +279,6 @@ def _bind_own_address(search: DnsDiscovery, addresses: dict[int, HostPort]) -> t
     for number, address in addresses.items():
         try:
             return number, open_bound_socket(socket.AF_INET, address)
-        except MissingDependency as error:
+        except (AddressInUse, MissingDependency) as error:
             problems.append(str(error))
     raise MissingDependency(f"none of the addresses of {search.name} can be bound here: {'; '.join(problems)}")

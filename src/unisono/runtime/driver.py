@@ -15,11 +15,13 @@ to the stack, `_flush` carries out the effects of the inputs, and `pop` and `con
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from unisono.errors import (
     DestinationNotAllowed,
@@ -30,6 +32,7 @@ from unisono.errors import (
     MessageTooLarge,
     StorageError,
     UnisonoError,
+    WrongEventLoop,
 )
 from unisono.model.effects import Datagram, Write
 from unisono.model.events import (
@@ -39,6 +42,7 @@ from unisono.model.events import (
     Notice,
     QueueStep,
     Rejoining,
+    Sending,
     SlaVerdict,
     StackEvent,
     TimingChange,
@@ -62,6 +66,8 @@ DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
 _MIN_SUBMIT_MESSAGES = 256
+_LOGGER = logging.getLogger("unisono")
+_Argument = TypeVar("_Argument")
 
 
 class Driver:
@@ -97,7 +103,7 @@ class Driver:
         if recorder is not None:
             self._rows = EventRecorder(recorder, stack.policy.member, stack.slot_of, stack.declared_bound_ns)
         self.qos_observer = stack.observer = qos_observer
-        self._on_metrics = on_metrics
+        self._on_metrics = None if on_metrics is None else self.logging_errors(on_metrics, "the monitor function")
         self._storage = storage
         self._queue_limits = (queue_messages, queue_bytes)
         self._deadline_ns = deadline_ns
@@ -150,6 +156,18 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
         self._flush()
+
+    def logging_errors(self, callback: Callable[[_Argument], None], name: str) -> Callable[[_Argument], None]:
+        """A function that calls the application's `callback` and logs its exceptions: they must not end the group."""
+
+        def call(argument: _Argument) -> None:
+            try:
+                callback(argument)
+            except Exception:
+                text = "group %r, member %d: %s raised an exception; the group continues"
+                _LOGGER.exception(text, self.stack.policy.group, self.stack.policy.member, name)
+
+        return call
 
     def _check_clock_and_losses(self) -> None:
         """Slew toward the system's clock. Report once if that clock was set, and once if datagrams were lost."""
@@ -242,11 +260,18 @@ class Driver:
 
     # -- to and from the application -------------------------------------------------------------------------
 
-    async def submit(self, messages: Sequence[bytes], priority: int = 0, groups: tuple[str, ...] | None = None) -> None:
+    async def submit(
+        self,
+        messages: Sequence[bytes],
+        priority: int = 0,
+        groups: tuple[str, ...] | None = None,
+        sending: Sending | None = None,
+    ) -> None:
         """Submit messages; wait until the stack has accepted all of them (back-pressure).
 
-        Waiting messages of higher priority are submitted first.
+        Waiting messages of higher priority are submitted first. `sending` counts the accepted messages.
         """
+        self.check_event_loop()
         self.raise_if_closed()
         largest, limit = max(map(len, messages), default=0), self.stack.policy.max_message
         if largest > limit:
@@ -254,9 +279,18 @@ class Driver:
         if groups is not None:
             self.stack.destinations(groups)  # raises DestinationNotAllowed
         done = self._loop.create_future()
-        if self._submissions.put(Submission(messages, done, priority, groups=groups)):
+        submission = Submission(messages, done, priority, groups=groups)
+        if self._submissions.put(submission):
             self._flush_submissions()
-        await done
+        try:
+            await done
+        except BaseException as error:  # a cancelled call tells the number too
+            accepted = submission.accepted_count
+            error.add_note(f"{accepted} of {len(messages)} messages were accepted; the others are not sent")
+            raise
+        finally:
+            if sending is not None:
+                sending.accepted += submission.accepted_count
 
     def _flush_submissions(self) -> None:
         try:
@@ -330,6 +364,7 @@ class Driver:
 
     def consume(self) -> Batch | None:
         """In the priority order: deliver the next message; None if no message can be delivered now."""
+        self.check_event_loop()
         if self._closed:
             return None
         now = self.clock.now()
@@ -347,6 +382,7 @@ class Driver:
 
     async def wait_for_change(self) -> None:
         """Wait until there is an event for the application, or the driver has stopped."""
+        self.check_event_loop()
         self.raise_if_failed()
         if not self._closed:
             self._changed.clear()
@@ -394,6 +430,7 @@ class Driver:
 
     def change_rate(self, rate: Rate) -> None:
         """Change this member's rate. If this raises ReservationRefused, the old rate stays in force."""
+        self.check_event_loop()
         self.raise_if_closed()
         with self._stops_if_violated():
             self.stack.change_rate(self.clock.now(), rate)
@@ -402,6 +439,7 @@ class Driver:
 
     def change_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
         """Ask the group for slots of length `theta_ns`. The future is done when this member uses that slot length."""
+        self.check_event_loop()
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
         bound_ns = self.stack.bound_ns() + theta_ns - grid.last_segment.theta_ns
@@ -428,6 +466,7 @@ class Driver:
 
         All members receive both at the same point of the order.
         """
+        self.check_event_loop()
         self.raise_if_closed()
         if self.qos_observer is None:
             raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
@@ -445,6 +484,7 @@ class Driver:
 
     async def change_topology(self, sends: Sequence[str]) -> None:
         """Ask this member's group to send to these groups, and wait until all groups concerned have made the change."""
+        self.check_event_loop()
         self.raise_if_closed()
         with self._stops_if_violated():
             done = self.stack.change_topology(self.clock.now(), sends)
@@ -508,6 +548,20 @@ class Driver:
         error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
         error.__cause__ = self._failure
         return error
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop in which the driver runs."""
+        return self._loop
+
+    def check_event_loop(self) -> None:
+        """Raise WrongEventLoop unless the caller runs in the driver's event loop: the driver has no locks."""
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise WrongEventLoop
 
     def raise_if_failed(self) -> None:
         """Raise the error that stopped the driver, if there was one."""

@@ -25,10 +25,16 @@ class GroupLocation:
     search: BeaconDiscovery | DnsDiscovery | None = None
 
 
-def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
-    """Parse an address such as 127.0.0.1:9001 or [::1]:9001 into host and port; raises InvalidOption for others."""
-    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+def parse_address(field: str, value: object) -> tuple[str, int]:
+    """Parse an address, given as text or as (host, port). Raises InvalidOption, which names `field`."""
+    match value:
+        case str():
+            host, _, port = value.rpartition(":")
+        case (str(host), int(number)):
+            port = str(number)
+        case _:
+            host = port = ""
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidOption(field, f"expected an address such as '127.0.0.1:9001', got {value!r}")
     return host.strip("[]"), int(port)
 
@@ -50,10 +56,7 @@ def group_location(config: Config) -> GroupLocation:
         at = BEACON_DEFAULT if peers.address is None else parse_address("peers.address", peers.address)
         search = BeaconDiscovery(group, peers.members, config.member or 0, at, peers.interface)
         return GroupLocation(group, config.member or 1, _placeholder_addresses(peers.members), salt, search)
-    if isinstance(peers, Mapping):
-        return GroupLocation(group, *_location_of_peers(config.member, peers), salt)
-    expected = "expected all members' addresses such as {1: '10.0.0.7:9001', …}, or Beacon(members=…), or Dns(…)"
-    raise InvalidOption("peers", f"{expected}, got {peers!r}")
+    return GroupLocation(group, *_location_of_peers(config.member, _checked_peers(peers)), salt)
 
 
 def _referenced_peers(reference: GroupReference) -> Peers:
@@ -68,6 +71,14 @@ def _referenced_peers(reference: GroupReference) -> Peers:
             "group", "expected the number of members, members=N, in a reference with a beacon, got none"
         )
     return Beacon(members=reference.members, address=reference.beacon)
+
+
+def _checked_peers(peers: object) -> Mapping[int, str | tuple[str, int]]:
+    if isinstance(peers, Mapping) and peers and all(type(number) is int for number in peers):
+        return peers
+    example = "{1: '10.0.0.7:9001', 2: '10.0.0.8:9001'}"
+    expected = f"expected a dict with the address of each member by its number, such as {example}"
+    raise InvalidOption("peers", f"{expected}, or Beacon(members=…), or Dns(…), got {peers!r}")
 
 
 def _location_of_peers(

@@ -43,6 +43,9 @@ def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise SlaError(os.fspath(source), line, "(encoding)", "expected UTF-8 text; save the file as UTF-8") from error
+    except OSError as error:
+        problem = f"cannot read {os.fspath(source)} ({error.strerror}); give the path of an SLA file"
+        raise InvalidOption("sla", problem) from error
     return parse_slas(text, os.fspath(source))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.errors import MissingDependency
+from unisono.errors import AddressInUse, MissingDependency
 from unisono.model.events import Violation, ViolationKind
 from unisono.orders.packing import reservation
 from unisono.stack import Stack
@@ -106,17 +106,22 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
         addresses = {member: address_in_family(answers, family) for member, (_, answers) in answers_by_member.items()}
         if all(address is not None for address in addresses.values()):
             return Addresses(family, {m: address for m, address in addresses.items() if address is not None})
-    one_family_only = {
-        f"{host[0]} of member {member} has "
-        + ("IPv4" if address_in_family(answers, socket.AF_INET) is not None else "IPv6")
-        + " only"
-        for member, (host, answers) in answers_by_member.items()
-        if address_in_family(answers, socket.AF_INET) is None or address_in_family(answers, socket.AF_INET6) is None
-    }
+    problems = [
+        f"{host[0]} of member {member} has {families}"
+        for member, (host, answers) in sorted(answers_by_member.items())
+        if (families := _families_text(answers)) != "both"
+    ]
     raise MissingDependency(
-        f"the members have no address family in common ({', '.join(sorted(one_family_only))}); "
+        f"the members have no address family in common ({', '.join(problems)}); "
         "give all of them IPv4 or all of them IPv6 addresses"
     )
+
+
+def _families_text(answers: LookupAnswers) -> str:
+    has_ipv4, has_ipv6 = (address_in_family(answers, f) is not None for f in (socket.AF_INET, socket.AF_INET6))
+    if has_ipv4 and has_ipv6:
+        return "both"
+    return "IPv4 only" if has_ipv4 else "IPv6 only" if has_ipv6 else "neither IPv4 nor IPv6"
 
 
 def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> Address | None:
@@ -141,14 +146,11 @@ def open_bound_socket(family: socket.AddressFamily, address: Address) -> socket.
     return sock
 
 
-def _cannot_bind(address: Address, error: OSError) -> MissingDependency:
+def _cannot_bind(address: Address, error: OSError) -> AddressInUse | MissingDependency:
     host, port = address[:2]
     match error.errno:
         case errno.EADDRINUSE:
-            advice = (
-                f"UDP port {port} of {host} is in use; stop the process that uses it "
-                f"(`ss -ulpn sport = :{port}` shows it) or give this member another port"
-            )
+            return AddressInUse(host, port)
         case errno.EADDRNOTAVAIL:
             advice = (
                 f"{host} is not an address of this machine; give this member an address that `ip addr` shows, "

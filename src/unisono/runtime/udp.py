@@ -125,6 +125,11 @@ class Outbox:
         """Whether datagrams are waiting for room in the socket."""
         return bool(self._backlog)
 
+    @property
+    def backlog_datagrams(self) -> int:
+        """How many datagrams are waiting for room in the socket."""
+        return sum(len(run.buffers) for run in self._backlog)
+
     def attach(self, loop: asyncio.AbstractEventLoop, on_empty: Callable[[], None]) -> None:
         """Let this event loop send waiting datagrams, and call `on_empty` whenever all of them are sent."""
         self._loop, self._on_empty = loop, on_empty
@@ -549,6 +554,6 @@ class UdpTransport:
             while not self._outbox.flush() and (left := give_up - time.monotonic()) > 0:
                 selector.select(left)
         if self._outbox.has_backlog:
-            self.errors["UNSENT_AT_CLOSE"] += 1
+            self.errors["UNSENT_AT_CLOSE"] += self._outbox.backlog_datagrams
         for sock in self._sockets:
             sock.close()

@@ -39,15 +39,14 @@ class ClockControl:
         """How far a member's clock is ahead of the true time."""
         return self._offsets_ns.get(member, 0)
 
-    def offset(self, member: int, ahead: str | int) -> None:
-        """Set a member's clock ahead of the true time; `"-3ms"` or a negative integer sets it behind.
+    def offset(self, member: int, ahead: str) -> None:
+        """Set a member's clock ahead of the true time; `"-3ms"` sets it behind.
 
         A clock never runs backwards: after a change to an earlier time, it stands still until the true time plus the
         offset has caught up.
         """
-        behind = ahead < 0 if isinstance(ahead, int) else ahead.startswith("-")
-        size = abs(ahead) if isinstance(ahead, int) else ahead.removeprefix("-")
-        self._offsets_ns[member] = (-1 if behind else 1) * duration_ns(size, "offset")
+        behind = isinstance(ahead, str) and ahead.startswith("-")
+        self._offsets_ns[member] = (-1 if behind else 1) * duration_ns(ahead[1:] if behind else ahead, "offset")
         if member not in self._stopped:
             for alarm in self._alarms.get(member, ()):
                 alarm.rearm()

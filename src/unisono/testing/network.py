@@ -6,11 +6,11 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-from unisono.errors import GroupClosed, InvalidOption
+from unisono.errors import AddressInUse, GroupClosed, InvalidOption
 from unisono.group import Group, join
 from unisono.model.events import Delivery
 from unisono.model.faults import Loss, LossModel, Span
@@ -53,12 +53,11 @@ async def network(
 async def deliveries(group: Group, count: int) -> list[Delivery]:
     """The next `count` deliveries of a group, without other events. Raises GroupClosed if the group ends before."""
     found: list[Delivery] = []
-    async with aclosing(aiter(group)) as events:
-        async for event in events:
-            if isinstance(event, Delivery):
-                found.append(event)
-            if len(found) >= count:
-                return found
+    async for event in group:
+        if isinstance(event, Delivery):
+            found.append(event)
+        if len(found) >= count:
+            return found
     raise GroupClosed(f"the group ended after {len(found)} of {count} deliveries")
 
 
@@ -109,6 +108,9 @@ class MemoryNetwork:
             raise InvalidOption(
                 "at_most", f"give at_most= and of= together, or leave both out; got at_most={at_most} and of={of}"
             )
+        if at_most is not None and of is not None and (at_most < 0 or of < 1):
+            text = f"expected at_most of 0 or more, and of of 1 or more, got at_most={at_most} and of={of}"
+            raise InvalidOption("at_most", text)
         self._losses = LossModel((Loss(Span(), probability, at_most, of),), random.Random(f"{self._seed}/loss"))
 
     def cut(self, one: int | Collection[int], other: int | Collection[int], *, one_way: bool = False) -> None:
@@ -119,7 +121,7 @@ class MemoryNetwork:
                 if not one_way:
                     self._cuts.add((receiver, sender))
 
-    def delay(self, delay: str | int) -> None:
+    def delay(self, delay: str) -> None:
         """Delay each datagram sent from now on by this much. Links stay first in, first out."""
         self._delay_ns = duration_ns(delay, "delay")
 
@@ -196,9 +198,7 @@ class MemoryNetwork:
         """Open a transport in memory at the member's address."""
         member, address = options.member, options.addresses[options.member]
         if address in self._transports:
-            raise InvalidOption(
-                "peers", f"the address {address[0]}:{address[1]} of member {member} is in use; give each member its own"
-            )
+            raise AddressInUse(*address)
         transport = MemoryTransport(member, options.addresses, self._carry, self._forget, options.injection)
         self._transports[address] = transport
         return transport

@@ -131,7 +131,7 @@ def _reliable(table: TomlTable) -> Redundancy:
     last_copy = table.flag("last_copy", False) if table.has("last_copy") else None
     table.reject_unknown_fields()
     try:
-        return Redundancy(rho, eta, omega, adaptive, relative, last_copy)
+        return Redundancy.of_ns(rho, eta, omega, adaptive, relative, last_copy=last_copy)
     except InvalidOption as error:
         raise table.error(error.field.removeprefix("redundancy."), error.problem) from error
 

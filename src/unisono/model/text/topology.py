@@ -26,7 +26,7 @@ def parse_topology(table: TomlTable) -> tuple[Multigroup, Routes]:
     optimistic = table.flag("optimistic", False)
     try:
         topology = Topology(groups, sends)
-        multigroup = Multigroup(topology, liveness, threshold_ns, held_ns, optimistic)
+        multigroup = Multigroup.of_ns(topology, liveness, threshold_ns, held_ns, optimistic)
     except InvalidOption as error:
         raise table.error(error.field.removeprefix("topology."), error.problem) from error
     routes = _routes(table, topology)

@@ -31,7 +31,7 @@ from typing import ClassVar
 from unisono.errors import InvalidOption
 from unisono.model.delays import RandomSource, SplitMix64
 from unisono.model.policy import FRAME_MIN, Policy, Redundancy
-from unisono.model.units import EVERYONE, BandwidthReservation, group_key
+from unisono.model.units import EVERYONE, BandwidthReservation, exact_duration_text, group_key
 from unisono.net.layer import LostMessages, SequenceWindow
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy, pack_message
 from unisono.net.rmcast.message import DONE, NEVER, NO_COPY, RmcastMessage, RmcastRules
@@ -148,7 +148,9 @@ class Rmcast:
         if found is None:
             if len(self._rules) >= RULES_MAX:
                 self._rules.pop(next(iter(self._rules)))  # Messages in transit keep a reference to their rules.
-            found = self._rules[rho, eta_ns] = self._new_rules(replace(self._redundancy, rho=rho, eta_ns=eta_ns))
+            found = self._rules[rho, eta_ns] = self._new_rules(
+                replace(self._redundancy, rho=rho, eta=exact_duration_text(eta_ns))
+            )
         return found
 
     def _new_rules(self, redundancy: Redundancy) -> tuple[RmcastRules, int]:

@@ -48,7 +48,7 @@ def planned_multigroup(ask: Ask, liveness: Liveness) -> Multigroup:
     """The topology that an offer is about: two groups of `ask.members` members each, which send to both."""
     n = ask.members
     pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
-    return Multigroup(pair, liveness, BARRIER_THRESHOLD_NS)
+    return Multigroup.of_ns(pair, liveness, BARRIER_THRESHOLD_NS)
 
 
 def _quasi_genuine_offer(ask: Ask, liveness: Liveness) -> Offer:

@@ -125,7 +125,7 @@ class RedundancyMechanism:
         for rho in rhos:
             for eta_ns in etas:
                 if rho * eta_ns <= longest:
-                    yield Redundancy(rho, eta_ns, int(self.omega_per_eta * eta_ns))
+                    yield Redundancy.of_ns(rho, eta_ns, int(self.omega_per_eta * eta_ns))
 
     def best(self, estimate: Estimate) -> Redundancy:
         """The setting with the lowest probability that a message misses a member.

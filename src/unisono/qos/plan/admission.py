@@ -6,18 +6,15 @@ import re
 from fractions import Fraction
 
 from unisono.errors import InvalidOption, ReservationRefused
-from unisono.model.units import BandwidthReservation
+from unisono.model.units import BandwidthReservation, check_is_text
 
 _CAPACITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)(bit|B)/s\s*")
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
-def capacity_bytes_per_s(text: str | int) -> int:
-    """Convert `"100Mbit/s"` or `"12MB/s"` to bytes per second; an integer already is bytes per second."""
-    if isinstance(text, int):
-        if text <= 0:
-            raise InvalidOption("capacity", f"expected a positive number of bytes per second, not {text}")
-        return text
+def capacity_bytes_per_s(text: str) -> int:
+    """Convert `"100Mbit/s"` or `"12MB/s"` to bytes per second. A number without a unit raises TypeError."""
+    check_is_text(text, "capacity", "a rate such as '100Mbit/s'", unit="B/s")
     match = _CAPACITY.fullmatch(text)
     if match is None:
         raise InvalidOption("capacity", f"expected a rate such as '100Mbit/s' or '12MB/s', not {text!r}")
@@ -30,7 +27,7 @@ def capacity_bytes_per_s(text: str | int) -> int:
 class Link:
     """The outgoing link of this machine, shared by the groups that use it."""
 
-    def __init__(self, capacity: str | int = "1Gbit/s") -> None:
+    def __init__(self, capacity: str = "1Gbit/s") -> None:
         self.capacity_bytes_per_s = capacity_bytes_per_s(capacity)
         self._granted: dict[int, int] = {}
         self._share_count = 0

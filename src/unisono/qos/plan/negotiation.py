@@ -296,7 +296,7 @@ def worst_network_for_any(requirement: Requirement, environment: Environment) ->
 
     def acceptable(network: NetworkModel) -> bool:
         on_network = replace(environment, network=network)
-        settings = (Redundancy(rho, eta_ns) for rho, eta_ns in candidate_settings(on_network))
+        settings = (Redundancy.of_ns(rho, eta_ns) for rho, eta_ns in candidate_settings(on_network))
         return any(meets(requirement, on_network, setting) for setting in settings)
 
     return _worst_network(environment, acceptable)
@@ -324,12 +324,12 @@ def _cheapest(requirement: Requirement, environment: Environment) -> tuple[Redun
             break
 
         def omega_suffices(omega_ns: int, rho: int = rho, eta_ns: int = eta_ns) -> bool:
-            return meets(requirement, environment, Redundancy(rho, eta_ns, omega_ns))
+            return meets(requirement, environment, Redundancy.of_ns(rho, eta_ns, omega_ns))
 
         omega_ns = rmcast.largest_where(omega_suffices, OMEGA_MOST_ETAS * eta_ns)
         if omega_ns is None:
             continue
-        setting = Redundancy(rho, eta_ns, omega_ns)
+        setting = Redundancy.of_ns(rho, eta_ns, omega_ns)
         cost = expected_broadcasts(environment.members, environment.network, setting)
         if best is None or (cost, eta_ns) < best[:2]:
             best = (cost, eta_ns, setting)
@@ -356,7 +356,7 @@ def _counter_offer(
     too_slow: str,
 ) -> CounterOffer:
     """What RMCast and the layers above can guarantee on this network, although it is not enough."""
-    tried = [Redundancy(rho, eta_ns) for rho, eta_ns in candidate_settings(environment)]
+    tried = [Redundancy.of_ns(rho, eta_ns) for rho, eta_ns in candidate_settings(environment)]
     offers = _latency_alternatives(environment, tried, requirement.latency) if requirement.latency else []
     if requirement.relative is not None:
         offers += _relative_alternatives(environment, tried, requirement)

@@ -206,7 +206,7 @@ def _refusal_by_join(ask: Ask, offer: Offer) -> str:
     try:
         policy = planned_policy(ask, offer.options, offer.delta_ns)
         capacity = ask.link_bytes_per_s
-        share = UnlimitedNetwork() if capacity is None else Link(capacity).share(len(policy.view.members) - 1)
+        share = UnlimitedNetwork() if capacity is None else Link(f"{capacity}B/s").share(len(policy.view.members) - 1)
         build(policy, share)
     except (InvalidOption, ReservationRefused) as error:
         return str(error)

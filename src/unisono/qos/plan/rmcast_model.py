@@ -27,6 +27,7 @@ from math import comb, exp, expm1, prod
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.policy import Redundancy
+from unisono.model.units import exact_duration_text
 
 FOREVER_NS = 2**62
 """An ω that stands for no take-over at all."""
@@ -170,7 +171,9 @@ def longest_omega(
         return FOREVER_NS
 
     def reaches_share(omega_ns: int) -> bool:
-        return meets_requirement(members, network, replace(redundancy, omega_ns=omega_ns), k, s_ns, share=share)
+        return meets_requirement(
+            members, network, replace(redundancy, omega=exact_duration_text(omega_ns)), k, s_ns, share=share
+        )
 
     return largest_where(reaches_share, s_ns)
 

@@ -50,7 +50,7 @@ def groups_scenario(seed: int) -> Scenario:
     delta = random_int(chance, 1, 8) * NS_PER_MS
     timing = Timing(delta, random_below(chance, 2 * delta), random_int(chance, 1, 5) * NS_PER_MS)
     window = random_choice(chance, (0, 0, 0, delta, None))
-    rules = Multigroup(
+    rules = Multigroup.of_ns(
         topology,
         random_choice(chance, ("on_demand", "on_demand", "periodic")),
         random_int(chance, 4, 40) * NS_PER_MS,
