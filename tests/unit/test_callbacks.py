@@ -54,7 +54,7 @@ def test_an_exception_of_the_monitor_function_does_not_end_the_group(caplog: pyt
         raise LookupError("planted")
 
     async def part() -> None:
-        async with network(members=1, monitor=failing) as net:
+        async with network(members=1, metrics=failing) as net:
             await three_calls.wait()
             await net[1].send(b"still here")
             assert [delivery.payload for delivery in await deliveries(net[1], 1)] == [b"still here"]

@@ -195,7 +195,7 @@ def test_verify_checks_its_arguments_before_it_starts_spark(
     assert "is not a folder" in capsys.readouterr().err
     assert status("simulate", str(SCENARIO), "--trace", str(tmp_path)) == 0
     assert status("verify", str(tmp_path), "--run", "other") == ExitStatus.BAD_INPUT
-    assert "has no run other; there is run " in capsys.readouterr().err
+    assert "has no run other; it has run " in capsys.readouterr().err
 
 
 def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
