@@ -319,7 +319,7 @@ class Vbr(VariableRateBase):
 
         If there are requests to send, the mark carries them, and the messages leave in a frame before it.
         """
-        flags, last = END_OF_SLOT, last or self._packer.flush()
+        flags, last = END_OF_SLOT | self._mark_flags(now), last or self._packer.flush()
         requests = self.schedule.requests_for_mark(self._send_slot)
         if requests is not None:
             if last is not None:
@@ -507,6 +507,10 @@ class Vbr(VariableRateBase):
     def _confirm_slots(self, now: int) -> bool:
         """Whether our slot schedule is known to be the group's: always, since HELLOs settled it before."""
         return True
+
+    def _mark_flags(self, now: int) -> int:
+        """The flags of an end-of-slot mark for members that join: none, since no member joins a running group."""
+        return 0
 
     def _blocked(self) -> bool:
         """Whether this member must deliver more slots before it may end the slot that it sends in.
