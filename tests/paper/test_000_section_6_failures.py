@@ -8,7 +8,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tests.paper.gapped_group import MS, PLENTY, GapGroup, fixed, random_churn
+from tests.full_rate import full_rate
+from tests.paper.gapped_group import MS, GapGroup, fixed, random_churn
 from tests.worlds.adversaries import adversarial_network, delay_per_link
 from tests.worlds.unchecked import unchecked_members
 
@@ -446,7 +447,7 @@ def test_000_24_a_join_is_in_time_although_all_members_used_up_their_bursts_of_t
         TIMING,
         fixed({1: 0, 2: 0, 3: -HALF}),
         network,
-        rates=dict.fromkeys(numbers, Rate(PLENTY, 1)),
+        rates=dict.fromkeys(numbers, full_rate(1, TIMING)),
         starts_ns={3: FIRST + 63 * MS},
     )
     for member, slot in product((1, 2), range(5, 20)):

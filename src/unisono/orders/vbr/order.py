@@ -238,7 +238,9 @@ class Vbr(VariableRateBase):
         Raises ReservationRefused, and changes nothing, if the network has no room for the new rate.
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
-            self._policy.check_rate(rate)
+            # A rate fits if one of the slot lengths carries it: the declared one, the present one or an agreed one.
+            lengths = (self._policy.timing.theta_ns, *self.grid.lengths_from(self._send_slot))
+            self._policy.check_rate(rate, min(lengths))
             self._catch_up(now)
             self.schedule.request_rate(rate)
 
@@ -250,7 +252,8 @@ class Vbr(VariableRateBase):
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             check_slot_length(theta_ns)
-            self._policy.check_rate(rate or self._policy.rate)
+            if rate is not None:
+                self._policy.check_rate(rate, theta_ns)
             self._catch_up(now)
             self.schedule.request_slot_length(theta_ns, rate, self._send_slot)
 
