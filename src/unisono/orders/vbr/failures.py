@@ -474,8 +474,24 @@ class VbrGaps(Vbr):
         running, until = self.mode is Mode.DELIVER_MESSAGES, grid.first_difference(self.grid)
         if until is not None and (self._send_slot < until if running else self._first_slot <= until):
             self._adopt_schedule(grid)
+            if running:
+                self._leave_skipped_slot()
             return
         self._rejoin(now, grid, f"a change of the slot length to {duration_text(grid.last_segment.theta_ns)}")
+
+    def _leave_skipped_slot(self) -> None:
+        """If the new schedule skips the number of the slot that we send in next, send in the slot that replaces it.
+
+        After a pause that slot is in the future. It has only messages that were held back, and no frame of it was sent.
+        """
+        skipped = self._send_slot
+        slot = self.grid.slot_of(self.grid.start_of(skipped))
+        if slot == skipped:
+            return
+        if self._undelivered_own_slots and self._undelivered_own_slots[-1] == skipped:
+            self._undelivered_own_slots.pop()
+        self._open_slot(slot)
+        self._spend(*self._packer.held())
 
     def _rejoin_if_settings_missed(self, now: int) -> None:
         """Join again if this member missed a change of settings, because it was cut off when the others made it."""
