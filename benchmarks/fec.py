@@ -65,7 +65,7 @@ def slot_frames(size: int, count: int, slot: int) -> list[Frame]:
 
 def policy(member: int, fec: tuple[int, int]) -> Policy:
     timing = Timing(10_000_000, 1_000_000, 5_000_000)
-    return Policy(GROUP, member, View((1, 2)), timing, Rate(1e6, 100), max_frame=65_507, fec=fec)
+    return Policy(GROUP, member, View((1, 2)), timing, Rate(20_000, 100), max_frame=65_507, fec=fec)
 
 
 class Coding:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from tests.full_rate import full_rate
 from tests.worlds.adversaries import adversarial_network
 
 from unisono.check.suite import check_all
@@ -38,7 +39,6 @@ from unisono.wire.door import Door
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, Frame, Kind, unpack_header
 
 MS = 1_000_000
-PLENTY = 1e9
 
 Message = tuple[int, int, int]
 """A message: its sender, the sender's incarnation, its sequence number."""
@@ -198,7 +198,7 @@ class GapGroup:
             member,
             View(self.members),
             self.timing,
-            rates.get(member, Rate(PLENTY, 8)),
+            rates.get(member, full_rate(8, self.timing)),
             incarnation=incarnation,
             max_message=max_message,
             max_frame=max_frame,
@@ -403,7 +403,7 @@ def random_churn(
         timing,
         clocks,
         network,
-        rates={member: Rate(PLENTY, chance.randint(1, 4)) for member in members},
+        rates={member: full_rate(chance.randint(1, 4), timing) for member in members},
         orders=orders,
         loss_burst=loss_burst,
         max_message=chance.choice((200, 3000)),

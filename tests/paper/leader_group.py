@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import Random
 
+from tests.full_rate import full_rate
+
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.events import View
@@ -77,7 +79,7 @@ class LeaderGroup:
                 member,
                 View(self.members),
                 timing,
-                rate or Rate(1e9, 8),
+                rate or full_rate(8, timing),
                 order=next(name for kind, name in NAMES.items() if issubclass(order, kind)),
                 max_message=max_message,
                 processing_ns=processing_ns,

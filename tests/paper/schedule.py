@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from tests.full_rate import full_rate
 from tests.worlds.adversaries import adversarial_network
 
 from unisono.check.suite import check_all
@@ -32,7 +33,6 @@ from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Trace
 
 MS = 1_000_000
-PLENTY = 1e9
 """An average rate that never binds: bursts alone limit the sender."""
 
 MessageName = tuple[int, int]
@@ -93,7 +93,7 @@ class Group:
                 member,
                 View(self.members),
                 timing,
-                (rates or {}).get(member, Rate(PLENTY, 8)),
+                (rates or {}).get(member, full_rate(8, timing)),
                 max_message=max_message,
                 max_frame=max_frame,
             )
@@ -243,7 +243,7 @@ def random_schedule(
         timing,
         clocks,
         network,
-        rates={member: Rate(PLENTY, burst) for member, burst in bursts.items()},
+        rates={member: full_rate(burst, timing) for member, burst in bursts.items()},
         orders=orders,
         max_message=chance.choice((200, 3000)),
         max_frame=chance.choice((256, 1400)),

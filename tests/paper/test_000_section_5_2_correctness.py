@@ -7,14 +7,15 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from tests.paper.schedule import MS, PLENTY, Group, fixed, random_schedule
+from tests.full_rate import full_rate
+from tests.paper.schedule import MS, Group, fixed, random_schedule
 from tests.worlds.adversaries import adversarial_network
 
 from unisono.check.verdict import Status, overall
 from unisono.model.policy import Policy
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
-from unisono.model.units import Rate, Reserver
+from unisono.model.units import Reserver
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import constant_delay, corners
 from unisono.wire.frame import Kind, unpack_header
@@ -122,7 +123,7 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
         TIMING,
         fixed(offsets),
         adversarial_network(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
-        rates={member: Rate(PLENTY, chance.randint(1, 9)) for member in members},
+        rates={member: full_rate(chance.randint(1, 9), TIMING) for member in members},
         orders=dict.fromkeys(members, Observed),
     )
     first = group.base_ns // TIMING.theta_ns
@@ -134,7 +135,7 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
             # At the first, the last or another instant of the slot; twice in some slots.
             at = group.slot_start(member, number) + chance.choice((0, TIMING.theta_ns - 1, 2 * MS))
             for burst in chance.sample(range(1, 10), chance.choice((1, 1, 2))):
-                group.change_rate(at, member, Rate(PLENTY, burst))
+                group.change_rate(at, member, full_rate(burst, TIMING))
                 changes[member].append((first + number + 1, burst))
         for number in range(slots):
             for _ in range(chance.choice((0, 1, 9))):
@@ -200,7 +201,7 @@ def test_000_15_16_17_full_load_with_rate_changes_moves_no_message_to_another_sl
             TIMING,
             fixed({1: -MS, 2: 0, 3: MS}),
             adversarial_network(members, constant_delay(delay), TIMING.delta_ns),
-            rates=dict.fromkeys(members, Rate(PLENTY, burst)),
+            rates=dict.fromkeys(members, full_rate(burst, TIMING)),
         )
         first, offered = group.base_ns // TIMING.theta_ns, 0
         due: dict[tuple[int, int], tuple[int, int]] = {}
@@ -214,7 +215,7 @@ def test_000_15_16_17_full_load_with_rate_changes_moves_no_message_to_another_sl
                     sequence += 1
                 if number % 3 == member % 3:
                     in_force = burst + (number % 2)
-                    group.change_rate(at + MS, member, Rate(PLENTY, in_force))
+                    group.change_rate(at + MS, member, full_rate(in_force, TIMING))
             offered += sequence
         sent = group.run().sent()
         assert {message: (row.slot, row.real_ns) for message, row in sent.items()} == due, "all accepted at once"
@@ -242,7 +243,7 @@ def test_000_17_every_header_carries_the_burst_also_in_dummies() -> None:
 
     group.world.transmit = tapped  # type: ignore[method-assign]
     first = group.base_ns // TIMING.theta_ns
-    group.change_rate(group.base_ns + MS, 1, Rate(PLENTY, 5))
+    group.change_rate(group.base_ns + MS, 1, full_rate(5, TIMING))
     group.run(group.base_ns + 4 * TIMING.theta_ns)
     # No application sends, so all frames are dummies.
     assert [burst for slot, burst in seen if slot in range(first, first + 3)] == [8, 5, 5]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from random import Random
 
 import pytest
-from tests.paper.schedule import MS, PLENTY, Group, figure_8, fixed
+from tests.full_rate import full_rate
+from tests.paper.schedule import MS, Group, figure_8, fixed
 from tests.worlds.adversaries import adversarial_network
 
 from unisono.model.events import View
@@ -32,7 +33,7 @@ def loaded(per_slot: Mapping[int, list[int]], *, size: int = FILLS, burst: int =
         TIMING,
         fixed({member: chance.randint(-MS, MS) for member in members}),
         adversarial_network(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
-        rates=dict.fromkeys(members, Rate(PLENTY, burst)),
+        rates=dict.fromkeys(members, full_rate(burst, TIMING)),
         max_message=FILLS,
     )
     for member, counts in per_slot.items():
@@ -88,7 +89,7 @@ def test_theorem_3_holds_in_every_slot_while_rates_change(member: int) -> None:
         TIMING,
         fixed(dict.fromkeys(members, 0)),
         adversarial_network(members, constant_delay(TIMING.delta_ns), TIMING.delta_ns),
-        rates=dict.fromkeys(members, Rate(PLENTY, 3)),
+        rates=dict.fromkeys(members, full_rate(3, TIMING)),
         max_message=FILLS,
     )
     in_force = []
@@ -98,7 +99,7 @@ def test_theorem_3_holds_in_every_slot_while_rates_change(member: int) -> None:
         group.send(group.slot_start(member, number), member, *[FILLS] * burst)
         if chance.random() < 0.5:
             burst = chance.randint(1, 6)
-            group.change_rate(group.slot_start(member, number) + MS, member, Rate(PLENTY, burst))
+            group.change_rate(group.slot_start(member, number) + MS, member, full_rate(burst, TIMING))
     assert frames(group.run(), member, 40) == in_force, "a rate change needs no extra frame either"
 
 
@@ -113,7 +114,7 @@ def test_theorem_3_a_full_burst_of_fragmented_messages_needs_no_frame_for_its_ma
         TIMING,
         fixed({1: 0, 2: 0}),
         adversarial_network((1, 2), constant_delay(0), TIMING.delta_ns),
-        rates=dict.fromkeys((1, 2), Rate(PLENTY, 3)),
+        rates=dict.fromkeys((1, 2), full_rate(3, TIMING)),
         max_message=fragments * 1300,
     )
     for number in range(slots):
@@ -127,7 +128,7 @@ def test_section_5_1_a_full_slot_is_complete_before_its_end() -> None:
         TIMING,
         fixed({1: 0, 2: 0}),
         adversarial_network((1, 2), constant_delay(3 * MS), TIMING.delta_ns),
-        rates=dict.fromkeys((1, 2), Rate(PLENTY, 2)),
+        rates=dict.fromkeys((1, 2), full_rate(2, TIMING)),
     )
     for member in (1, 2):
         group.send(group.slot_start(member, 2), member, 10, 10)

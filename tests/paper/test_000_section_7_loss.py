@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import groupby, product
 
 import pytest
-from tests.paper.gapped_group import MS, PLENTY, GapGroup, fixed, random_churn
+from tests.full_rate import full_rate
+from tests.paper.gapped_group import MS, GapGroup, fixed, random_churn
 from tests.worlds.adversaries import adversarial_network
 
 from unisono.model.timing import Timing
-from unisono.model.units import Rate
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.sim.network import Flight, SimulatedLink, constant_delay
 from unisono.wire.frame import END_OF_SLOT
@@ -193,7 +193,7 @@ def test_section_7_after_a_gap_only_complete_messages_are_delivered(lost: int) -
 
 def test_section_7_every_header_carries_the_rate_also_in_end_of_slot_marks() -> None:
     group = lossy([], loss_burst=2)
-    rate = Rate(PLENTY, 3)
+    rate = full_rate(3, TIMING)
     group.send(group.slot_start_ns(2, 8) + MS, 2, 10, 10)
     group.world.change_rate(group.slot_start_ns(2, 10) + MS, 2, rate)
     group.run(group.slot_start_ns(1, 16))

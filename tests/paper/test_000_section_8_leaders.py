@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from tests.full_rate import full_rate
 from tests.paper.leader_group import MS, LeaderGroup, unrelated_clocks
 
 from unisono.model.offers import Ask
@@ -46,7 +47,7 @@ def random_schedule(order: type[LeaderOrderBase], seed: int) -> LeaderGroup:
         processing_ns=chance.choice((0, MS, 8 * MS)),
         offsets_ns=unrelated_clocks(chance, range(1, count + 1)),
         fifo=chance.random() < 0.7,
-        rate=Rate(1e9, chance.choice((1, 3, 8))),
+        rate=full_rate(chance.choice((1, 3, 8)), timing),
         max_message=2500,
     )
     for _ in range(8):
@@ -84,7 +85,7 @@ def constant_schedule(seed: int) -> LeaderGroup:
         constant_delay(timing.delta_ns),
         processing_ns=chance.choice((0, MS, chance.randint(0, 12 * MS))),
         offsets_ns=unrelated_clocks(chance, range(1, count + 1)),
-        rate=Rate(1e9, chance.choice((1, 3, 8))),
+        rate=full_rate(chance.choice((1, 3, 8)), timing),
         max_message=2500,
     )
     for _ in range(8):
@@ -229,7 +230,7 @@ def test_8_2_a_leader_slower_than_a_slot_makes_the_bound_exact(members: int) -> 
 
 def test_8_2_one_release_gives_back_all_stamps_000_31() -> None:
     timing = Timing(10 * MS, 0, 5 * MS)
-    group = LeaderGroup(TimestampLeader, timing, 3, constant_delay(10 * MS), rate=Rate(1e9, 100))
+    group = LeaderGroup(TimestampLeader, timing, 3, constant_delay(10 * MS), rate=full_rate(100, timing))
     group.send(0, 2, 10)
     group.send(7 * MS, 3, 10)
     group.run(20 * MS)
@@ -242,7 +243,7 @@ def test_8_2_one_release_gives_back_all_stamps_000_31() -> None:
 
 def test_8_2_a_full_burst_needs_no_release() -> None:
     timing = Timing(10 * MS, 0, 5 * MS)
-    group = LeaderGroup(TimestampLeader, timing, 3, constant_delay(10 * MS), rate=Rate(1e9, 4))
+    group = LeaderGroup(TimestampLeader, timing, 3, constant_delay(10 * MS), rate=full_rate(4, timing))
     group.send(0, 2, 10, 10, 10, 10)
     group.run(20 * MS)
     assert list(group.ledger.traffic[2].frames_by_slot.values()) == [1]

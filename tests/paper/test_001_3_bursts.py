@@ -7,12 +7,12 @@ reserved peak rate, all datagrams of a slot have left at most one slot after its
 from itertools import pairwise
 
 import pytest
+from tests.full_rate import full_rate
 from tests.stepping import outgoing, wake_at
 
 from unisono.model.events import View
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import Rate
 from unisono.net.fec.layer import net_max_burst, order_policy
 from unisono.orders.packing import reservation
 from unisono.stack import build
@@ -28,7 +28,7 @@ BURST, SIZE = 6, 160
 def test_001_3_an_interval_across_a_slot_boundary_has_two_bursts_and_the_reservation_covers_them(
     fec: tuple[int, int],
 ) -> None:
-    policy = Policy("g", 1, View((1,)), TIMING, Rate(1e6, BURST), max_message=SIZE, max_frame=304, fec=fec)
+    policy = Policy("g", 1, View((1,)), TIMING, full_rate(BURST, TIMING), max_message=SIZE, max_frame=304, fec=fec)
     stack = build(policy)
     stack.wake(T0)
     now = wake_at(stack) or T0

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.full_rate import full_rate
 from tests.unit.test_fec import GROUP, SLOT, Receiver, Sender, seen, slot_frames
 from tests.worlds.adversaries import adversarial_network
 from tests.worlds.fec_rates import net_avg_per_slot
@@ -214,7 +215,7 @@ def group(
             member,
             View(members),
             TIMING,
-            Rate(1e9, 40),
+            full_rate(40, TIMING),
             max_message=max_message,
             max_frame=400,
             probe_every_ns=7 * MS,

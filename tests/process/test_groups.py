@@ -20,7 +20,7 @@ from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.udp import UdpTransport
 
 TIMEOUT_S = 60
-FAST: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 1000}
+FAST: dict[str, Any] = {"rate": unisono.Rate(avg=3200, burst=16), "max_message": 1000}
 
 
 async def join_all(count: int, **options: Any) -> list[unisono.Group]:
@@ -178,7 +178,7 @@ def test_empty_messages_and_messages_larger_than_a_datagram() -> None:
         options: dict[str, Any] = {
             "max_frame": 1400,
             "max_message": 100_000,
-            "rate": unisono.Rate(avg=1000, burst=4, burst_bytes=150_000),
+            "rate": unisono.Rate(avg=400, burst=4, burst_bytes=150_000),
             "slot": "10ms",
         }
         async with groups(2, **options) as joined:
@@ -194,7 +194,7 @@ def test_messages_of_one_megabyte() -> None:
     async def part() -> None:
         size = 1 << 20
         link = unisono.Link("100Gbit/s")
-        rate = unisono.Rate(avg=100, burst=1)
+        rate = unisono.Rate(avg=50, burst=1)
         async with groups(2, max_message=size, max_frame=1400, rate=rate, slot="20ms", link=link) as joined:
             if min(group.stats().counters["transport.receive_buffer_bytes"] for group in joined) < 4 * size:
                 pytest.skip("this system's receive buffers hold less than a few such messages")
@@ -208,7 +208,7 @@ def test_messages_of_one_megabyte() -> None:
 
 def test_a_too_large_message_is_refused_with_its_whole_batch() -> None:
     async def part() -> None:
-        async with groups(2, rate=unisono.Rate(avg=500, burst=1), slot="20ms") as joined:
+        async with groups(2, rate=unisono.Rate(avg=50, burst=1), slot="20ms") as joined:
             one = joined[0]
             with pytest.raises(
                 unisono.MessageTooLarge, match="1,001 bytes is larger than the declared maximum of 1,000"
@@ -249,7 +249,7 @@ def test_only_bytes_are_accepted(message: Any) -> None:
 
 def test_a_sender_is_limited_to_its_burst_and_every_message_arrives() -> None:
     async def part() -> None:
-        async with groups(2, rate=unisono.Rate(avg=2000, burst=4), slot="10ms") as joined:
+        async with groups(2, rate=unisono.Rate(avg=400, burst=4), slot="10ms") as joined:
             messages = [b"%d" % n for n in range(60)]
             await asyncio.gather(joined[0].send_many(messages), *(joined[1].send(message) for message in messages))
             found = await all_deliveries(joined, 120)
@@ -274,7 +274,7 @@ def test_a_sender_is_limited_to_its_average_rate() -> None:
 
 def test_a_long_submission_is_accepted_in_parts() -> None:
     async def part() -> None:
-        async with groups(2, rate=unisono.Rate(avg=200_000, burst=1500), slot="10ms", max_message=16) as joined:
+        async with groups(2, rate=unisono.Rate(avg=150_000, burst=1500), slot="10ms", max_message=16) as joined:
             messages = [b"%d" % n for n in range(20_000)]
             await joined[0].send_many(messages)
             assert [d.payload for d in await all_deliveries(joined, len(messages))] == messages
@@ -284,9 +284,9 @@ def test_a_long_submission_is_accepted_in_parts() -> None:
 
 def test_a_new_rate_applies_from_the_next_slot_on() -> None:
     async def part() -> None:
-        async with groups(2, rate=unisono.Rate(avg=5000, burst=1), slot="10ms") as joined:
+        async with groups(2, rate=unisono.Rate(avg=100, burst=1), slot="10ms") as joined:
             await joined[0].send_many([b"slow"] * 5)
-            joined[0].renegotiate(unisono.Rate(avg=5000, burst=8))
+            joined[0].renegotiate(unisono.Rate(avg=800, burst=8))
             await joined[0].send_many([b"fast"] * 40)
             found = await all_deliveries(joined, 45)
             slow = Counter(d.slot for d in found if d.payload == b"slow")
@@ -300,13 +300,13 @@ def test_a_new_rate_applies_from_the_next_slot_on() -> None:
 def test_a_refused_renegotiation_keeps_the_old_rate() -> None:
     async def part() -> None:
         link = unisono.Link("1MB/s")
-        async with groups(1, link=link, slot="10ms", rate=unisono.Rate(avg=500, burst=2)) as (group,):
+        async with groups(1, link=link, slot="10ms", rate=unisono.Rate(avg=200, burst=2)) as (group,):
             reserved = link.capacity_bytes_per_s - link.free_bytes_per_s
             assert reserved > 0
             with pytest.raises(unisono.ReservationRefused, match="1,000,000 B/s free"):
                 group.renegotiate(unisono.Rate(avg=500, burst=100))
             with pytest.raises(unisono.InvalidOption, match=r"rate\.burst_bytes"):
-                group.renegotiate(unisono.Rate(avg=500, burst=2, burst_bytes=999))
+                group.renegotiate(unisono.Rate(avg=200, burst=2, burst_bytes=999))
             await group.send_many([b"x"] * 10)
             found = await deliveries(group, 10)
             assert max(per_slot(found, 1).values()) == 2
@@ -318,7 +318,7 @@ def test_a_refused_renegotiation_keeps_the_old_rate() -> None:
 def test_groups_share_a_link_and_release_their_reservations() -> None:
     async def part() -> None:
         link = unisono.Link("1MB/s")
-        options: dict[str, Any] = {"link": link, "slot": "10ms", "rate": unisono.Rate(avg=500, burst=4)}
+        options: dict[str, Any] = {"link": link, "slot": "10ms", "rate": unisono.Rate(avg=400, burst=4)}
         async with groups(1, **options):
             async with groups(1, **options):
                 with pytest.raises(unisono.ReservationRefused) as refused:
@@ -566,7 +566,7 @@ def test_a_slow_consumer_slows_down_the_group_and_loses_no_message(slow_sends: b
 
     async def part() -> None:
         total = 3000
-        async with groups(2, queue_messages=20, rate=unisono.Rate(avg=50_000, burst=10), slot="5ms") as joined:
+        async with groups(2, queue_messages=20, rate=unisono.Rate(avg=2000, burst=10), slot="5ms") as joined:
             fast, slow = joined
             sending: list[asyncio.Task[Any]] = [asyncio.create_task(fast.send_many([b"%d" % n for n in range(total)]))]
             # The fast member consumes, so that only the slow one blocks the group.

@@ -53,7 +53,7 @@ def malformed() -> dict[str, bytes]:
 def test_malformed_and_foreign_datagrams_are_counted_and_the_group_goes_on() -> None:
     async def scene() -> None:
         peers = free_addresses((1, 2))
-        rate = unisono.Rate(avg=5000, burst=16)
+        rate = unisono.Rate(avg=3200, burst=16)
         joined = await asyncio.gather(*(join_group(GROUP, member=m, peers=peers, rate=rate) for m in peers))
         before = Counter(joined[1].stats().refused)
         chance = random.Random(7)

@@ -38,7 +38,7 @@ async def join_all(
                 peers=peers,
                 order="quasi_genuine",
                 topology=topology,
-                rate=unisono.Rate(avg=5000, burst=16),
+                rate=unisono.Rate(avg=3200, burst=16),
                 max_message=1000,
                 storage=None if folder is None else folder / f"{member}.log",
                 fsync="never",

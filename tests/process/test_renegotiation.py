@@ -20,7 +20,7 @@ Happened = unisono.Delivery | unisono.TimingChange
 
 async def join_all(**options: Any) -> list[unisono.Group]:
     peers = free_addresses(MEMBERS)
-    fields: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 100, "slot": "5ms"} | options
+    fields: dict[str, Any] = {"rate": unisono.Rate(avg=3200, burst=16), "max_message": 100, "slot": "5ms"} | options
     return list(
         await asyncio.gather(*(join_group("table", member=member, peers=peers, **fields) for member in MEMBERS))
     )
@@ -48,7 +48,7 @@ def test_slots_of_5_10_and_2_ms_while_all_send() -> None:
         sending = [asyncio.create_task(send_until(group, done)) for group in joined]
         await joined[1].renegotiate(slot="10ms")
         await joined[3].renegotiate(slot="2ms")
-        both = [joined[0].renegotiate(slot="4ms"), joined[2].renegotiate(unisono.Rate(avg=4000, burst=8), slot="8ms")]
+        both = [joined[0].renegotiate(slot="4ms"), joined[2].renegotiate(unisono.Rate(avg=1000, burst=8), slot="8ms")]
         await asyncio.gather(*both)
         await joined[1].renegotiate(slot="8ms")  # as it is, or once more
         done.set()
@@ -74,7 +74,7 @@ def test_slots_of_5_10_and_2_ms_while_all_send() -> None:
 def test_a_member_that_comes_later_has_the_slots_of_the_others() -> None:
     async def part() -> None:
         peers = free_addresses((1, 2))
-        fields: dict[str, Any] = {"rate": unisono.Rate(avg=5000, burst=16), "max_message": 100, "failures": True}
+        fields: dict[str, Any] = {"rate": unisono.Rate(avg=3200, burst=16), "max_message": 100, "failures": True}
         fields |= {"delta": "100ms", "slot": "5ms"}
         first = await join_group("table", member=1, peers=peers, **fields)
         hearing = asyncio.create_task(heard(first))

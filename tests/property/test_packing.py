@@ -116,7 +116,7 @@ def test_no_load_needs_more_frames_or_bytes_than_were_reserved(case: tuple[int, 
     max_frame, calls = case
     everything = [message for call in calls for message in call]
     largest = max(1, *map(len, everything))
-    rate = Rate(1e6, len(everything), max(largest, sum(map(len, everything))))
+    rate = Rate(1, len(everything), max(largest, sum(map(len, everything))))
     policy = Policy("g", 1, View((1,)), Timing(0, 0, 5 * MS), rate, max_frame=max_frame, max_message=largest)
     payloads = packed(max_frame, calls)
     mark = payloads[-1].packed_messages is None  # messages held back carry the mark, a fragment may not
@@ -135,8 +135,8 @@ def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
     capacity = capacity_of(max_frame)
     largest = chance.choice([10, 100, capacity - 2, capacity + 5, 3 * capacity])
     burst = chance.choice([1, 2, 3, 7, 40])
-    rate = Rate(chance.choice([5, 30, 1e5]), burst, chance.choice([None, largest * (burst // 2 + 1)]))
     theta = 100 * MS
+    rate = Rate(chance.choice([5, 30, 1e5]), burst, chance.choice([None, largest * (burst // 2 + 1)])).reduced_to(theta)
     policy = Policy("g", 1, View((1,)), Timing(0, 0, theta), rate, max_frame=max_frame, max_message=largest)
     vbr = Vbr(policy, UnlimitedNetwork())
     vbr.wake(T0)

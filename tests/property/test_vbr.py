@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+from tests.full_rate import full_rate
 from tests.stepping import events, outgoing, wake_at
 
 from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import Rate
 from unisono.orders.packing import frames_per_slot
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import build
@@ -33,7 +33,7 @@ class World:
         members = tuple(sorted(chance.sample(range(1, 10), chance.randint(1, 4))))
         fields: dict[str, Any] = {"max_frame": 256, "max_message": 700, "probe_every_ns": chance.choice([0, 40 * MS])}
         fields.update(changes)
-        rates = {m: Rate(1e6, chance.choice([1, 2, 3, 8])) for m in members}
+        rates = {m: full_rate(chance.choice([1, 2, 3, 8]), self.timing) for m in members}
         self.policies = {m: Policy("g", m, View(members), self.timing, rates[m], **fields) for m in members}
         half = self.timing.gamma_ns // 2
         self.offset = {m: chance.choice([-half, half, chance.randint(-half, half)]) for m in members}
@@ -234,7 +234,7 @@ def test_rate_changes_in_every_slot_move_no_message_to_another_slot(seed: int) -
     for _ in range(20):
         for member in world.stacks:
             clock = world.clock(member)
-            world.stacks[member].change_rate(clock, Rate(1e6, chance.choice([1, 2, 3])))
+            world.stacks[member].change_rate(clock, full_rate(chance.choice([1, 2, 3]), world.timing))
             world.after(member)
             assert world.submit(member, 10) <= 8
         world.run(world.now + world.timing.theta_ns)

@@ -223,6 +223,24 @@ def test_simulate_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("verdict", ["violated", "unknown"])
+def test_simulate_fails_if_the_run_is_not_what_the_scenario_expects(
+    verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = tmp_path / "hopes.toml"
+    text = SCENARIO.read_text("utf-8")
+    assert 'verdict = "valid"' in text
+    scenario.write_text(text.replace('verdict = "valid"', f'verdict = "{verdict}"'), "utf-8")
+    assert status("simulate", str(scenario)) == ExitStatus.VIOLATED
+    failed = f'[expect] verdict = "{verdict}", but the run of seed 1 is valid'
+    assert f"verdict: valid (not what the scenario expects)\nfailed:  {failed}\n" in capsys.readouterr().out
+    assert status("simulate", str(scenario), "--seeds", "1..2") == ExitStatus.VIOLATED
+    assert f"failed:  {failed} (and 1 more seeds)\n" in capsys.readouterr().out
+    assert status("simulate", str(scenario), "--json") == ExitStatus.VIOLATED
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["expected"], found["failed_expectation"]) == ("valid", False, failed)
+
+
 def test_simulate_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("simulate", str(SCENARIO), "--seeds", "1..2") == 0
     text = capsys.readouterr().out

@@ -14,6 +14,7 @@ from unisono.model.delays import (
     ExponentialDelay,
     Histogram,
     LognormalDelay,
+    ScaledDelay,
     TruncatedDelay,
     UniformDelay,
     parse_delay,
@@ -132,3 +133,14 @@ def test_an_empirical_delay_needs_samples() -> None:
         EmpiricalDelay((), ())
     with pytest.raises(InvalidOption, match="ascending"):
         EmpiricalDelay((2, 1), (1, 1))
+
+
+@given(st.sampled_from(MODELS), st.floats(0, exclude_min=True, allow_infinity=False), st.integers(0, 2**62))
+def test_a_scaled_delay_has_a_distribution_for_every_factor(model: DelayModel, factor: float, ns: int) -> None:
+    scaled = ScaledDelay(model, factor)
+    assert 0 <= scaled.cdf(ns) <= 1
+    assert scaled.sample(Random(1)) >= 0
+
+
+def test_a_delay_that_is_scaled_down_to_nothing_is_within_one_nanosecond() -> None:
+    assert [ScaledDelay(ConstantDelay(MS), 5e-324).cdf(ns) for ns in (-1, 0, 1)] == [0, 0, 1]

@@ -122,7 +122,7 @@ def test_a_long_submission_is_offered_in_bounded_parts(monkeypatch: pytest.Monke
         with pytest.raises(unisono.GroupClosed, match="left the group before these messages were sent"):
             await waiting
 
-    scene(part, rate=unisono.Rate(avg=5000, burst=8))
+    scene(part, rate=unisono.Rate(avg=1600, burst=8))
     assert offered
     assert max(offered) <= driver_module._MIN_SUBMIT_MESSAGES
 

@@ -61,7 +61,7 @@ def test_the_error_for_a_rate_above_the_link_states_the_free_capacity() -> None:
         join(link=link, rate=unisono.Rate(avg=50, burst=8), max_message=4096)
     assert no.value.free_bytes_per_s == 1_250_000
     assert link.free_bytes_per_s == 1_250_000
-    join(link=link, rate=unisono.Rate(avg=50, burst=2), slot="50ms")
+    join(link=link, rate=unisono.Rate(avg=40, burst=2), slot="50ms")
 
 
 def test_multicast_leaves_in_one_copy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.full_rate import full_rate
 from tests.stepping import events, outgoing
 
 from unisono.errors import MessageTooLarge, ReservationRefused
@@ -56,7 +57,7 @@ START = 1_700_000_000_000 * MS
 
 def policy(member: int, members: int = 3, order: str = "leader", rate: Rate | None = None) -> Policy:
     view = View(tuple(range(1, members + 1)))
-    return Policy("unit", member, view, TIMING, rate or Rate(1e9, 4), order=order, max_message=100)
+    return Policy("unit", member, view, TIMING, rate or full_rate(4, TIMING), order=order, max_message=100)
 
 
 HEADER = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
@@ -149,7 +150,7 @@ def test_every_mode_accepts_the_inputs_of_the_table() -> None:
     for mode, accepted in ACCEPTED_INPUTS.items():
         assert bool(fresh(mode).submit(START, [b"x"])) == (Input.SUBMIT in accepted)
         order = fresh(mode)
-        order.change_rate(START, Rate(1e9, 2))
+        order.change_rate(START, full_rate(2, TIMING))
         assert (order._pacer.next_rate is not None) == (Input.NEW_RATE in accepted)
         order = fresh(mode)
         before = len(order.events)

@@ -187,7 +187,7 @@ def test_a_minority_stops_reports_it_and_returns_as_other_incarnations() -> None
     assert isolated.blocked()
     assert isolated.view_id == 1
     assert [v.kind for v in isolated.violations] == ["blocked"]
-    assert "a majority is needed" in isolated.violations[0].text
+    assert "a majority of 3 is needed" in isolated.violations[0].text
     received = len(world.members[4].received)
     world.multicast(4)
     world.run(world.now + 200 * MS)

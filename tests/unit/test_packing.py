@@ -93,15 +93,15 @@ def bandwidth(rate: Rate) -> BandwidthReservation:
 
 def test_until_a_new_rate_is_in_force_the_larger_of_both_is_reserved() -> None:
     network = Network()
-    pacer = ReservedPacer(policy(Rate(1000, 10)), network, bandwidth)
-    pacer.change_rate(Rate(2000, 5))
+    pacer = ReservedPacer(policy(Rate(500, 10)), network, bandwidth)
+    pacer.change_rate(Rate(1000, 5))
     pacer.enter_slot(7)
     assert [(each.avg_bytes_per_s, each.burst_bytes_per_slot) for each in network.reserved] == [
+        (500, 10),
         (1000, 10),
-        (2000, 10),
-        (2000, 5),
+        (1000, 5),
     ]
-    assert (pacer.rate, pacer.next_rate, pacer.messages_left()) == (Rate(2000, 5), None, 5)
+    assert (pacer.rate, pacer.next_rate, pacer.messages_left()) == (Rate(1000, 5), None, 5)
     pacer.enter_slot(8)
     assert len(network.reserved) == 3, "the rate has not changed again"
 

@@ -40,6 +40,9 @@ class ScriptedViews:
     def blocked(self) -> bool:
         return self.changing
 
+    def not_heard(self) -> tuple[int, ...]:
+        return ()
+
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         self.provided_states[view_id] = state
 

@@ -206,6 +206,7 @@ def test_an_error_names_the_file_the_field_and_the_expected_value(more: str, fie
         ("members = 3", "members = 3\nmax_frame = 10", "group.max_frame", "256 to 65,507"),
         ("avg = 100\n", "", "rate.avg", "is missing"),
         ("avg = 100", "avg = 0", "rate.avg", "a positive number"),
+        ("avg = 100", "avg = 10_000_000", "rate.avg", "less than avg = 10,000,000 messages/s; lower avg, raise burst"),
         ("seconds = 1.5", "seconds = 'long'", "run.seconds", "a number from"),
     ],
 )

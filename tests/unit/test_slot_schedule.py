@@ -131,10 +131,10 @@ def test_a_member_requests_its_slot_length_again_if_another_change_replaced_it()
 
 
 @pytest.mark.parametrize("timing", [TIMING, Timing(0, 0, 5 * MS), Timing(10 * MS, 0, 5 * MS), Timing(1, 1, 7 * MS)])
-def test_a_change_takes_effect_at_the_first_slot_after_all_members_know_it(timing: Timing) -> None:
+def test_a_change_takes_effect_at_the_first_slot_after_all_members_and_joiners_know_it(timing: Timing) -> None:
     grid = SlotGrid.of(timing)
     for slot in (0, 1, 40):
-        known_to_all_ns = grid.end_of(slot) + 2 * timing.delta_ns + 3 * timing.gamma_ns
+        known_to_all_ns = grid.end_of(slot) + 3 * timing.delta_ns + 3 * timing.gamma_ns
         effect = effective_slot(grid, slot)
         assert grid.start_of(effect) >= known_to_all_ns > grid.start_of(effect - 1)
 

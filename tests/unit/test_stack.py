@@ -220,10 +220,65 @@ def test_a_stack_without_layers_is_the_order_alone() -> None:
     assert stack.door.refused == {Refusal.OWN_DATAGRAM: 1}
 
 
+@pytest.mark.parametrize("order", ["vbr", "leader", "timestamp", "consensus", "priority", "priority_coordinator"])
+def test_an_average_above_one_burst_per_slot_is_refused(order: str) -> None:
+    """8 messages per slot of 5 ms are 1,600/s. An average of exactly that is accepted, rounded or not."""
+    with pytest.raises(InvalidOption) as refused:
+        build(policy(rate=Rate(10_000_000, 8), order=order))
+    assert str(refused.value) == (
+        "rate.avg: burst = 8 messages per slot of 5ms is 1,600 messages/s, less than avg = 10,000,000 messages/s; "
+        "lower avg, raise burst or use shorter slots"
+    )
+    with pytest.raises(InvalidOption, match=r"rate\.avg"):
+        build(policy(rate=Rate(1600.001, 8), order=order))
+    build(policy(rate=Rate(1600 * (1 + 1e-12), 8), order=order))
+
+
+@pytest.mark.parametrize(
+    "order", ["vbr", "cbr", "leader", "timestamp", "consensus", "priority", "priority_coordinator"]
+)
+def test_a_member_alone_waits_for_the_others_and_never_for_itself(order: str) -> None:
+    stack = build(policy(2, (1, 2, 3), rate=Rate(50, 1), order=order))
+    stack.wake(T0)
+    assert stack.waiting_for() == (1, 3)
+    assert stack.why_not_formed() == ""
+
+
+def test_a_member_in_no_view_names_the_members_that_it_hears() -> None:
+    one, two = (build(policy(member, (1, 2, 3, 4), order="priority")) for member in (1, 2))
+    for stack in (one, two):
+        stack.wake(T0)
+    for datagram in outgoing(one):
+        two.receive(T0 + 1, datagram.data)
+    assert two.waiting_for() == (3, 4)
+    assert two.why_not_formed() == "this member hears member 1, but no view that includes it is agreed"
+
+
+def test_cbr_accepts_every_average_because_it_has_no_bursts() -> None:
+    build(policy(rate=Rate(10_000, 1), order="cbr"))
+
+
+@pytest.mark.parametrize("order", ["vbr", "leader", "consensus", "priority"])
+def test_a_new_average_above_one_burst_per_slot_is_refused_and_changes_nothing(order: str) -> None:
+    stack = build(policy(members=(1,), rate=Rate(1000, 8), order=order))
+    stack.wake(T0)
+    with pytest.raises(InvalidOption, match=r"rate\.avg: burst = 2 messages per slot of 5ms is 400 messages/s"):
+        stack.change_rate(T0, Rate(401, 2))
+    stack.change_rate(T0, Rate(400, 2))
+
+
+def test_a_rate_for_other_slots_must_fit_those_slots() -> None:
+    stacks, first = formed((1,))
+    now = TIMING.start_of(first)
+    with pytest.raises(InvalidOption, match=r"rate\.avg: burst = 8 messages per slot of 10ms is 800 messages/s"):
+        stacks[1].change_slot(now, 10 * MS, Rate(1000, 8))
+    stacks[1].change_slot(now, 2 * MS, Rate(4000, 8))
+
+
 def test_a_new_rate_goes_through_the_stack() -> None:
     stacks, first = formed((1,))
     now = TIMING.start_of(first)
-    stacks[1].change_rate(now, Rate(1000, 2))
+    stacks[1].change_rate(now, Rate(400, 2))
     assert stacks[1].submit(now, [b""] * 20) == 8
     assert stacks[1].submit(now + TIMING.theta_ns, [b""] * 20) == 2
 

@@ -22,8 +22,9 @@ from unisono.experiments.experiment import (
     split_into_tasks,
 )
 from unisono.experiments.mistakes import EarlyDeliveryMistakes, count_mistakes
-from unisono.experiments.sweeps import cross_product, read_sweep, sweep, to_toml, with_parameters
+from unisono.experiments.sweeps import cross_product, read_sweep, sweep, with_parameters
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.toml import to_toml
 from unisono.pipeline.experiments import read_tally, tally_path, write_tally
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import RunMeta

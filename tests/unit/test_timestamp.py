@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.full_rate import full_rate
 from tests.stepping import outgoing
 from tests.unit.test_leader import MS, START, TIMING, Bench
 
 from unisono.model.events import Batch, LeaveComplete
-from unisono.model.units import Rate
 from unisono.orders.leader.election import leader_change_bound_ns
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.wire.frame import END_OF_SLOT, Kind, unpack_header
@@ -130,7 +130,7 @@ def test_a_leaving_member_releases_its_stamps(open_request: bool) -> None:
 def test_a_new_rate_takes_effect_with_the_next_request() -> None:
     bench = Bench(order="timestamp")
     bench.stacks[2].submit(bench.now, [b"x"])
-    bench.stacks[2].change_rate(bench.now, Rate(1e9, 2))
+    bench.stacks[2].change_rate(bench.now, full_rate(2, TIMING))
     assert bench.stacks[2].submit(bench.now, [b"x"] * 5) == 3
     bench.exchange()
     bench.wait(5 * MS)

@@ -283,6 +283,50 @@ def test_full_queue_drops_counts_and_never_blocks(tmp_path: Path, monkeypatch: p
     assert {verdict.status for verdict in verdicts.values()} == {Status.UNKNOWN}
 
 
+def test_a_later_incarnation_is_written_with_the_same_options(tmp_path: Path) -> None:
+    with ParquetWriter(tmp_path, META.run, META.group, 1, range_slots=4, part_rows=10, flush_s=60) as writer:
+        fill(writer.recorder())
+        fill(later_recorder(writer.recorder(), 7))
+    names = {
+        incarnation: {path.name for path in tmp_path.rglob(f"*.{incarnation}.*.parquet")} for incarnation in (0, 7)
+    }
+    assert {name.replace(".0.", ".7.", 1) for name in names[0]} == names[7]
+    assert all(int(name.split("-")[1]) % 4 == 0 and len(names[7]) > 1 for name in names[7])
+
+
+def test_rows_that_a_later_incarnation_drops_count_for_the_member(tmp_path: Path) -> None:
+    with ParquetWriter(tmp_path, META.run, META.group, 1, queue_rows=1) as writer:
+        recorder = writer.recorder()
+        last = later_recorder(later_recorder(recorder, 7), 8)
+    fill(last)
+    assert writer.dropped == 55, "after close there is nowhere to put them"
+    fill(recorder)
+    assert writer.dropped == 110
+    assert [json.loads(path.read_text())["dropped"] for path in tmp_path.rglob("end.*.json")] == [0, 0, 0]
+
+
+def test_an_error_of_a_later_incarnation_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with ParquetWriter(tmp_path, META.run, META.group, 1) as writer:
+        later = later_recorder(writer.recorder(), 7)
+        monkeypatch.setattr(trace_files, "write_part", full_disk)
+        fill(later)
+    assert isinstance(writer.error, OSError)
+    assert writer.dropped == 55
+    ends = {path.name: json.loads(path.read_text()) for path in tmp_path.rglob("end.*.json")}
+    assert {name: (end["dropped"], end["error"]) for name, end in ends.items()} == {
+        "end.0.json": (0, None),
+        "end.7.json": (55, "OSError: no space left on device"),
+    }
+
+
+def later_recorder(recorder: Recorder, incarnation: int) -> Recorder:
+    assert recorder.new_incarnation is not None
+    return recorder.new_incarnation(incarnation)
+
+
 def test_rows_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError("no space left on device")

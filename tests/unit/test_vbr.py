@@ -6,6 +6,7 @@ from itertools import permutations, product
 from typing import Any
 
 import pytest
+from tests.full_rate import full_rate
 
 from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
 from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange, Violation
@@ -61,7 +62,7 @@ class Probe:
     """A Vbr and its network, with short helpers."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> None:
-        fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(1e6, 3), "max_message": 1000, "max_frame": 256}
+        fields: dict[str, Any] = {"timing": TIMING, "rate": full_rate(3, TIMING), "max_message": 1000, "max_frame": 256}
         fields.update(changes)
         self.policy = Policy("g", me, View(members), **fields)
         self.network = Network()
@@ -287,7 +288,7 @@ def test_a_message_that_is_too_large_is_an_error_and_nothing_is_accepted() -> No
 
 
 def test_a_sender_keeps_to_its_bytes_per_slot() -> None:
-    probe = Probe(rate=Rate(1e6, 10, 1000)).begin()
+    probe = Probe(rate=full_rate(10, TIMING, 1000)).begin()
     assert probe.vbr.submit(start(FIRST), [bytes(400)] * 5) == 2
     assert probe.vbr.submit(start(FIRST), [bytes(201)]) == 0
     assert probe.vbr.submit(start(FIRST), [b"", bytes(200), b"", b"x"]) == 3
@@ -323,7 +324,7 @@ def test_at_full_load_every_message_is_delivered_in_the_slot_of_its_submission(
 ) -> None:
     """000-15, -16, -17: counted as in the paper, 12 of 12 (max=2) or 16 of 18 (max=3) land in another slot."""
     chance = random.Random(seed)
-    probe = Probe(1, (1, 2), rate=Rate(1e6, burst)).begin()
+    probe = Probe(1, (1, 2), rate=full_rate(burst, TIMING)).begin()
     bursts = burst
     misattributed = accepted = 0
     for slot in range(FIRST, FIRST + 30):
@@ -337,7 +338,7 @@ def test_at_full_load_every_message_is_delivered_in_the_slot_of_its_submission(
         assert probe.vbr.max_send() == bursts
         if changing:
             bursts = burst + slot % 2
-            probe.vbr.change_rate(now, Rate(1e6, bursts))
+            probe.vbr.change_rate(now, full_rate(bursts, TIMING))
         probe.vbr.wake(end(slot))
         probe.peer(2, slot, label, label)
         assert probe.vbr.max_rate(1) == got, "Lemma 5.1: the burst in the headers of this slot"
@@ -367,7 +368,7 @@ def test_every_member_is_delivered_whatever_the_member_numbers_are() -> None:
 def test_a_new_rate_takes_effect_at_the_next_slot() -> None:
     """Erratum 000-18: not in the slot of the request, even if nothing has been sent in it."""
     probe = Probe().begin()
-    probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5))
+    probe.vbr.change_rate(start(FIRST) + 1, full_rate(5, TIMING))
     assert probe.vbr.max_send() == 3
     assert probe.vbr.submit(start(FIRST) + 1, [b"x"] * 9) == 3
     assert {frame.burst for frame in probe.sent()} == {3}
@@ -378,7 +379,7 @@ def test_a_new_rate_takes_effect_at_the_next_slot() -> None:
 def test_a_late_rate_change_does_not_affect_past_slots_or_the_present_one() -> None:
     """The driver is late: by the clock the request belongs to slot FIRST+2, which still has the old rate."""
     probe = Probe().begin()
-    probe.vbr.change_rate(start(FIRST + 2) + 1, Rate(1e6, 5))
+    probe.vbr.change_rate(start(FIRST + 2) + 1, full_rate(5, TIMING))
     assert [(frame.slot, frame.burst) for frame in probe.sent()] == [(FIRST, 3), (FIRST + 1, 3)]
     assert probe.vbr.submit(start(FIRST + 2) + 1, [b"x"] * 9) == 3
     assert probe.vbr.submit(start(FIRST + 3), [b"x"] * 9) == 5
@@ -406,7 +407,7 @@ def test_after_a_refused_rate_the_old_one_stays_in_effect() -> None:
     probe = Probe().begin()
     probe.network.full = True
     with pytest.raises(ReservationRefused):
-        probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5))
+        probe.vbr.change_rate(start(FIRST) + 1, full_rate(5, TIMING))
     probe.network.full = False
     assert probe.vbr.submit(start(FIRST + 1), [b"x"] * 9) == 3
     assert probe.vbr.submit(start(FIRST + 2), [b"x"] * 9) == 3
@@ -417,17 +418,17 @@ def test_a_rate_too_small_for_the_largest_message_is_refused() -> None:
     """Otherwise a message of that size would wait forever."""
     probe = Probe().begin()
     with pytest.raises(InvalidOption, match=r"burst_bytes"):
-        probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5, 999))
+        probe.vbr.change_rate(start(FIRST) + 1, full_rate(5, TIMING, 999))
     assert probe.vbr.submit(start(FIRST + 1), [b"x"] * 9) == 3
     assert len(probe.network.reserved) == 1
 
 
 def test_the_last_of_several_new_rates_counts() -> None:
     probe = Probe().begin()
-    probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 9))
-    probe.vbr.change_rate(start(FIRST) + 2, Rate(1e6, 2))
+    probe.vbr.change_rate(start(FIRST) + 1, full_rate(9, TIMING))
+    probe.vbr.change_rate(start(FIRST) + 2, full_rate(2, TIMING))
     assert probe.vbr.submit(start(FIRST + 1), [b"x"] * 20) == 2
-    assert probe.network.reserved[-1] == reservation(probe.policy, Rate(1e6, 2))
+    assert probe.network.reserved[-1] == reservation(probe.policy, full_rate(2, TIMING))
 
 
 def test_a_peers_burst_is_known_from_its_frames() -> None:

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.full_rate import full_rate
 
 from unisono.model.events import Batch, ClockViolation, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import Rate, UnlimitedNetwork
+from unisono.model.units import UnlimitedNetwork
 from unisono.net.clock_check import ClockDifference
 from unisono.orders.contract import Mode
 from unisono.orders.vbr import order as vbr
 from unisono.orders.vbr.failures import TIMEOUTS_BEFORE_REPORT, VbrGaps, latency_bound_ns
 from unisono.wire.codec import control_frame, message_in
 from unisono.wire.control import Join, JoinStep
-from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, OutgoingMessages
+from unisono.wire.frame import END_OF_SLOT, LEAVING, SLOTS_MAY_DIFFER, Frame, Kind, OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18
@@ -42,7 +43,7 @@ class Probe:
     """A member, with short helpers."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2, 3), **changes: Any) -> None:
-        fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(1e6, 3), "max_message": 1000, "max_frame": 256}
+        fields: dict[str, Any] = {"timing": TIMING, "rate": full_rate(3, TIMING), "max_message": 1000, "max_frame": 256}
         fields |= {"failures": True, "incarnation": 5}
         self.policy = Policy("g", me, View(members), **(fields | changes))
         self.order = VbrGaps(self.policy, UnlimitedNetwork())
@@ -204,7 +205,7 @@ def test_001_6_frames_behind_a_gap_are_delivered_at_the_time_out_in_order_and_at
 
 def test_a_slot_is_not_finished_before_our_clock_has_passed_it() -> None:
     """000-24: all members have ended early, and a JOIN for the next slot is still in time."""
-    probe = Probe(rate=Rate(1e6, 1)).begin()
+    probe = Probe(rate=full_rate(1, TIMING)).begin()
     now = start(FIRST) + MS
     assert probe.order.submit(now, [b"all"]) == 1
     probe.peer(2, FIRST, now=now)
@@ -243,7 +244,7 @@ def test_a_rate_change_before_the_first_slot_is_not_taken_for_a_pause() -> None:
     probe = Probe()
     probe.wake(T0)
     probe.sent()
-    probe.order.change_rate(T0 + MS, Rate(1e6, 2))
+    probe.order.change_rate(T0 + MS, full_rate(2, TIMING))
     assert probe.events() == []
     assert probe.joins() == []
     probe.wake(start(FIRST))
@@ -369,7 +370,7 @@ def test_a_leave_while_joining_makes_the_first_slot_the_last() -> None:
     probe.sent()
     probe.wake(end(FIRST))
     (mark,) = probe.sent()
-    assert (mark.slot, mark.flags) == (FIRST, END_OF_SLOT | LEAVING)
+    assert (mark.slot, mark.flags) == (FIRST, END_OF_SLOT | LEAVING | SLOTS_MAY_DIFFER)
     probe.wake(time_out(FIRST))
     assert probe.events()[-1] == LeaveComplete(FIRST)
     assert probe.order.wake_at() is None

@@ -21,6 +21,7 @@ from unisono.wire.frame import (
     SERIAL_AT,
     SERIAL_MAX,
     SETTING_REQUEST,
+    SLOTS_MAY_DIFFER,
     VERSION,
     Frame,
     IncomingMessages,
@@ -208,6 +209,7 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
         lambda: encode(data_frame(flags=MORE_FRAGMENTS), GROUP),
     ),
     ("LEAVING without END_OF_SLOT", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LEAVING)),
+    ("SLOTS_MAY_DIFFER without END_OF_SLOT", Refusal.UNKNOWN_FLAGS, patched(2, "!B", SLOTS_MAY_DIFFER)),
     (
         "LEAVING without END_OF_SLOT in a fragment",
         Refusal.UNKNOWN_FLAGS,

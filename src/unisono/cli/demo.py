@@ -30,12 +30,12 @@ from unisono.cluster.report import ClusterReport, check_cluster_run, record_cras
 from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported
 from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
 from unisono.errors import InvalidOption
-from unisono.model.capabilities import capabilities_of
+from unisono.model.capabilities import capabilities_of, recorded_capabilities
 from unisono.model.events import GRADES
 from unisono.model.scenario import Scenario, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.model.units import NS_PER_S, duration_ns, duration_text, ns_to_ms
+from unisono.model.units import NS_PER_S, Rate, duration_ns, duration_text, ns_to_ms
 from unisono.trace.schema import group_folder
 
 if TYPE_CHECKING:
@@ -211,13 +211,9 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
         raise InvalidOption("--members", f"expected 1 to 64 members on one machine, not {options.members}")
     if not 0 < options.seconds <= 3600:
         raise InvalidOption("--seconds", f"expected more than 0 and at most 3600, not {options.seconds:g}")
-    carried_per_s = options.burst * NS_PER_S / options.slot
-    if options.rate > carried_per_s and options.order != "cbr":
-        raise InvalidOption(
-            "--rate",
-            f"--burst {options.burst} per slot allows {carried_per_s:g} messages/s, less than --rate {options.rate:g}; "
-            "lower --rate or raise --burst",
-        )
+    excess = Rate(options.rate, options.burst).average_excess(options.slot)
+    if excess and recorded_capabilities(options.order).paced_by_slot:
+        raise InvalidOption("--rate", f"{excess}; lower --rate, raise --burst or give a shorter --slot")
     kills, joins = _parse_member_times("--kill", options.kill), _parse_member_times("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
     for option, moments in (("--kill", kills), ("--join", joins)):

@@ -48,7 +48,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
             "unisono simulate --swarm churning --seeds 0..999",
             "unisono simulate --swarm churning --seed 17 --trace traces",
         ),
-        notes=f"kinds of swarms:\n{kinds}\n\nexit status: 0 valid; 1 violated (without --swarm also unknown).",
+        notes=f"kinds of swarms:\n{kinds}\n\nexit status: 0 valid; 1 violated, or another verdict than the scenario "
+        "expects (without --swarm also unknown).",
     )
     verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file (TOML); docs/scenarios.md explains it")
     verb.add_argument(
@@ -81,7 +82,7 @@ def _run_scenario(options: argparse.Namespace) -> int:
         print_json({**worst, "replay": replay, **({"runs": rows} if len(rows) > 1 else {})})
     else:
         _print_result(worst, worst_verdicts, rows, replay)
-    return 0 if worst["verdict"] == "valid" else 1
+    return 0 if worst["verdict"] == "valid" and all(row["expected"] for row in rows) else 1
 
 
 def _run_swarm(options: argparse.Namespace) -> int:
@@ -154,8 +155,10 @@ def _run_scenario_seed(scenario: Scenario, seed: int, trace_folder: Path | None)
         verdicts["genuineness"] = _genuineness(scenario.multigroup.topology, result)
     if trace_folder is not None:
         write_trace(trace_folder, result.trace)
-    row = _row(result, verdicts, verdicts)
-    return {**row, "expected": row["verdict"] == scenario.expect.verdict}, verdicts
+    row, failed = _row(result, verdicts, verdicts), None
+    if row["verdict"] != scenario.expect.verdict:
+        failed = f'[expect] verdict = "{scenario.expect.verdict}", but the run of seed {seed} is {row["verdict"]}'
+    return {**row, "expected": failed is None, "failed_expectation": failed}, verdicts
 
 
 def _run_swarm_seed(swarm: Swarm, seed: int, trace_folder: Path | None) -> CheckedRun:
@@ -253,5 +256,8 @@ def _print_result(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: lis
     comparison = "as the scenario expects" if worst["expected"] else "not what the scenario expects"
     expected = "" if worst["expected"] and worst["verdict"] == "valid" else f" ({comparison})"
     out.write(f"verdict: {worst['verdict']}{expected}\n")
+    failed = [row["failed_expectation"] for row in rows if row.get("failed_expectation")]
+    if failed:
+        out.write(f"failed:  {failed[0]}{f' (and {len(failed) - 1} more seeds)' if len(failed) > 1 else ''}\n")
     if worst["verdict"] != "valid":
         out.write(f"replay:  {replay}\n")

@@ -232,7 +232,7 @@ def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequen
 
 def _latency_bound_ns(scenario: Scenario, timing: Timing, crashed_members: Sequence[int] = ()) -> int:
     """The order's latency bound for this timing, including the outage that crashes of these members cause."""
-    stacks = [build(replace(scenario.policy_for(member), timing=timing)) for member in scenario.members]
+    stacks = [build(scenario.policy_with_timing(member, timing)) for member in scenario.members]
     return max(stack.bound_ns() + stack.outage_ns(crashed_members) for stack in stacks)
 
 

@@ -29,6 +29,7 @@ from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value
 from unisono.experiments.intervals import mean_interval
 from unisono.experiments.mistakes import EARLY, FINAL, count_mistakes
 from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.toml import TomlTables, to_toml
 from unisono.sim.random_streams import generator
 from unisono.sim.result import Result
 from unisono.sim.run import run
@@ -43,7 +44,6 @@ SEED_LIMIT = 1 << 31
 NS_PER_MS = 1_000_000
 
 DrawFigure = Callable[["Figure", Sequence[Row]], None]
-TomlTables = Mapping[str, Any]
 
 
 def sweep(
@@ -138,39 +138,6 @@ def with_parameters(base: TomlTables, point: Point) -> dict[str, Any]:
         else:
             place.pop(last, None)
     return tables
-
-
-def to_toml(tables: TomlTables) -> str:
-    """Encode tables as TOML text, as far as scenarios use TOML."""
-    lines: list[str] = []
-
-    def table(name: str, values: TomlTables) -> None:
-        plain = {key: value for key, value in values.items() if not _nested(value)}
-        lines.extend(f"{key} = {_toml_value(value)}" for key, value in plain.items())
-        for key, value in values.items():
-            path = f"{name}.{key}" if name else key
-            if isinstance(value, Mapping):
-                lines.append(f"[{path}]")
-                table(path, value)
-            elif _nested(value):
-                for each in value:
-                    lines.append(f"[[{path}]]")
-                    table(path, each)
-
-    table("", tables)
-    return "\n".join(lines) + "\n"
-
-
-def _nested(value: object) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 # -- a block of runs -----------------------------------------------------------------------------------------

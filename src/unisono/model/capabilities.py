@@ -52,6 +52,8 @@ class Capabilities:
     """Whether a trace shows in which slot each message was sent, so that the declared burst per slot can be checked."""
     numbers_finals: bool = False
     """Whether final deliveries are numbered, so that a member that joins late knows how many it has missed."""
+    paced_by_slot: bool = True
+    """Whether a sender's declared burst limits its messages in each slot. In CBR they leave one by one instead."""
     starts_together: bool = False
     """Whether all members must start together. With two grades of delivery they need not."""
 
@@ -80,6 +82,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         slotted=True,
         waits_for_all=True,
         numbers_finals=True,
+        paced_by_slot=False,
         starts_together=True,
     ),
     "consensus": Capabilities(
@@ -152,7 +155,12 @@ def needs_storage(order: str, grades: str = "early") -> bool:
 
 
 def check_options(policy: Policy) -> None:
-    """Raise InvalidOption if the order does not support an option, or if two options exclude each other."""
+    """Raise InvalidOption if the order does not support an option, or if two options exclude each other.
+
+    The second case includes an average rate that the burst per slot does not allow.
+    """
+    if capabilities_of(policy.order).paced_by_slot:
+        policy.check_rate(policy.rate)
     for field, default in OPTION_DEFAULTS.items():
         if getattr(policy, field) != default and field not in capabilities_of(policy.order).options:
             others = [order for order, each in CAPABILITIES.items() if field in each.options]

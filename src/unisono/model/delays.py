@@ -369,13 +369,14 @@ class ScaledDelay:
             raise InvalidOption("delay", f"expected a scaling factor above zero, got {self.factor}")
 
     def sample(self, rng: RandomSource) -> int:
-        return ceil(self.model.sample(rng) * self.factor)
+        return ceil(min(self.model.sample(rng) * self.factor, _LONGEST_NS))
 
     def quantile(self, q: float) -> int:
         return _finite_quantile(self.model.quantile(q) * self.factor, q)
 
     def cdf(self, ns: int) -> float:
-        return self.model.cdf(min(int(ns / self.factor), _LONGEST_NS)) if ns >= 0 else 0.0
+        # With a tiny factor the quotient may be infinite.
+        return self.model.cdf(int(min(ns / self.factor, _LONGEST_NS))) if ns >= 0 else 0.0
 
     def text(self) -> str:
         return f"{self.factor:.4g} × {self.model.text()}"

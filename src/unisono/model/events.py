@@ -293,9 +293,10 @@ class ClockViolation(Violation):
 
 @dataclass(frozen=True, slots=True)
 class Blocked(Violation):
-    """An agreed view has ended and no next one can be agreed on: this member is partitioned from the majority.
+    """An agreed view has ended and the members have not agreed on the next one for a while; the text says why.
 
-    It delivers nothing until a ViewChange follows, or until it learns that the others have excluded it.
+    In most cases this member is partitioned from the majority. It delivers nothing until a ViewChange follows, or until
+    it learns that the others have excluded it.
     """
 
     view_id: int = 0

@@ -320,7 +320,7 @@ class Policy(OrderSettings):
                 f"expected every member in one group: the groups contain {self.multigroup.topology.members}, "
                 f"the members are {self.view.members}",
             )
-        self.check_rate(self.rate)
+        self.check_message_fits(self.rate)
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -342,7 +342,14 @@ class Policy(OrderSettings):
         """
         return 1 + max(self.loss_burst, 0 if self.fec is None else self.fec[0])
 
-    def check_rate(self, rate: Rate) -> None:
+    def check_rate(self, rate: Rate, theta_ns: int | None = None) -> None:
+        """Raise InvalidOption if slots of this length, by default the declared one, cannot carry this rate."""
+        self.check_message_fits(rate)
+        excess = rate.average_excess(theta_ns or self.timing.theta_ns)
+        if excess:
+            raise InvalidOption("rate.avg", f"{excess}; lower avg, raise burst or use shorter slots")
+
+    def check_message_fits(self, rate: Rate) -> None:
         """Raise InvalidOption if a message of the largest size could never be sent at this rate."""
         limit = rate.bytes_per_slot(self.max_message)
         if limit < self.max_message:

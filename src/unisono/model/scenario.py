@@ -178,6 +178,11 @@ class Scenario(OrderSettings):
     steps: tuple[ScenarioStep, ...] = ()
     expect: Expectation = Expectation()
 
+    def policy_with_timing(self, member: int, timing: Timing) -> Policy:
+        """The member's policy with another timing. Its rate stays as high as the slots of that timing allow."""
+        policy = self.policy_for(member)
+        return replace(policy, timing=timing, rate=policy.rate.reduced_to(timing.theta_ns))
+
     def policy_for(self, member: int, *, incarnation: int = 1) -> Policy:
         """The policy from which this member's stack is built."""
         return Policy(

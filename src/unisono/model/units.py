@@ -78,6 +78,21 @@ class Rate:
                 "rate.burst_bytes", f"expected 1 to {2**40 - 1:,} bytes per slot, got {self.burst_bytes}"
             )
 
+    def average_excess(self, theta_ns: int) -> str:
+        """Why slots of this length cannot carry the average; empty if they can, because avg × Θ ≤ burst.
+
+        The comparison ignores rounding: an average may be the burst divided by Θ.
+        """
+        if self.avg * theta_ns <= self.burst * NS_PER_S * (1 + 1e-9):
+            return ""
+        carried_per_s = self.burst * NS_PER_S / theta_ns
+        slots = f"burst = {self.burst:,} messages per slot of {duration_text(theta_ns)}"
+        return f"{slots} is {carried_per_s:,.10g} messages/s, less than avg = {self.avg:,.10g} messages/s"
+
+    def reduced_to(self, theta_ns: int) -> Rate:
+        """This rate with the average that slots of this length can carry, if that is less."""
+        return replace(self, avg=min(self.avg, self.burst * NS_PER_S / theta_ns))
+
     def bytes_per_slot(self, max_message: int) -> int:
         """The payload bytes that one slot may carry."""
         return self.burst * max_message if self.burst_bytes is None else self.burst_bytes

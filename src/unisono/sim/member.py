@@ -162,6 +162,7 @@ class SimulatedMember:
         """How many messages it has delivered; with two grades, the early deliveries."""
         self.delivered_final = 0
         self.violations: list[Violation] = []
+        """What the member reported, in all its incarnations: a restart does not take a report back."""
         self.notices: list[Notice] = []
         self.started_slot: int | None = None
         # Looked up once, because they run for every arriving datagram.
@@ -282,7 +283,9 @@ class SimulatedMember:
 
     def restarted(self, stack: Machine, recorder: Recorder | None) -> Self:
         """The member after a crash: the same clock and application with a new stack, in the next incarnation."""
-        return type(self)(self._scheduler, self.setup, stack, recorder, self.incarnation + 1)
+        restarted = type(self)(self._scheduler, self.setup, stack, recorder, self.incarnation + 1)
+        restarted.violations, restarted.notices = self.violations, self.notices
+        return restarted
 
     def pause(self, now: int, until: int) -> None:
         """Pause the member until the true time `until`."""

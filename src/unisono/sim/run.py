@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -172,8 +171,7 @@ def drain_ns(scenario: Scenario) -> int:
 
 def _requested_slot_bounds(scenario: Scenario, member: int) -> list[int]:
     """The order's latency bounds with each slot length that members ask for during the run."""
-    policy = scenario.policy_for(member)
-    return [build(replace(policy, timing=timing)).bound_ns() for timing in scenario.timings[1:]]
+    return [build(scenario.policy_with_timing(member, timing)).bound_ns() for timing in scenario.timings[1:]]
 
 
 def _schedule_steps_and_faults(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimDisk]) -> None:

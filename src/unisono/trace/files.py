@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -644,9 +644,21 @@ class ParquetWriter:
             )
         self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
         self.written = 0
-        self.error: Exception | None = None
-        self._directory, self._later_writers = directory, list[ParquetWriter]()
+        """The rows of this incarnation that are on disk."""
+        self._error: Exception | None = None
+        self._later_writers: list[ParquetWriter] = []
         """The writers of this member's later incarnations."""
+        self._new_writer = partial(
+            ParquetWriter,
+            directory,
+            run,
+            group,
+            member,
+            range_slots=range_slots,
+            queue_rows=queue_rows,
+            part_rows=part_rows,
+            flush_s=flush_s,
+        )
         self._folder = member_folder(directory, run, group, member)
         self._folder.mkdir(parents=True, exist_ok=True)
         if end_path(self._folder, incarnation).exists() or any(self._folder.glob(f"slots-*.{incarnation}.*.parquet")):
@@ -670,8 +682,19 @@ class ParquetWriter:
 
     @property
     def dropped(self) -> int:
-        """The number of rows that are not in the trace because the queue was full or a file could not be written."""
+        """The number of rows that are not in the trace because the queue was full or a file could not be written.
+
+        Rows of later incarnations count too.
+        """
+        return self._dropped_here() + sum(writer.dropped for writer in self._later_writers)
+
+    def _dropped_here(self) -> int:
         return self._refused_rows + self._lost_rows
+
+    @property
+    def error(self) -> Exception | None:
+        """The first error of this incarnation or, if it had none, of a later one; None if all rows could be written."""
+        return self._error or next((writer.error for writer in self._later_writers if writer.error), None)
 
     def recorder(self) -> Recorder:
         """A recorder that writes here. Later incarnations are written beside this one, and closed with it."""
@@ -685,9 +708,7 @@ class ParquetWriter:
         )
 
     def _new_incarnation(self, incarnation: int) -> Recorder:
-        self._later_writers.append(
-            ParquetWriter(self._directory, self.run, self.group, self.member, incarnation=incarnation)
-        )
+        self._later_writers.append(self._new_writer(incarnation=incarnation))
         return self._later_writers[-1].recorder()
 
     def put(self, packed: PackedRows) -> None:
@@ -703,12 +724,12 @@ class ParquetWriter:
         """Write all queued rows, then the end record; a second call does nothing."""
         if not self._thread.stop():
             return
-        problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        problem = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
         write_end(
             self._folder,
             self.incarnation,
             rows=self.written,
-            dropped=self.dropped,
+            dropped=self._dropped_here(),
             error=problem,
             time_range=self._time_range,
             stamps=self._stamps,
@@ -757,7 +778,7 @@ class ParquetWriter:
             self._time_range = min(before[0], times[0]), max(before[1], times[1])
             self.written += count
         except Exception as error:  # noqa: BLE001  the thread must survive a full disk: it counts the rows as lost
-            self.error = self.error or error
+            self._error = self._error or error
             self._lost_rows += count
         finally:
             self._processed_rows += count

@@ -18,6 +18,7 @@ from unisono.wire.frame import (
     LEAVING,
     MORE_FRAGMENTS,
     SETTING_REQUEST,
+    SLOTS_MAY_DIFFER,
     VERSION,
     Frame,
     Kind,
@@ -200,11 +201,11 @@ def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Re
     that is empty or carries requests for other settings.
     """
     flags = frame.flags
-    if flags & LEAVING and not flags & END_OF_SLOT:
+    if flags & (LEAVING | SLOTS_MAY_DIFFER) and not flags & END_OF_SLOT:
         return Refusal.UNKNOWN_FLAGS
     if flags & SETTING_REQUEST:
         # Only an end-of-slot mark without messages carries requests, and none from a later slot than its own.
-        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING) or not flags & END_OF_SLOT:
+        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING | SLOTS_MAY_DIFFER) or not flags & END_OF_SLOT:
             return Refusal.BAD_CONTROL
         frame.body = data[start:end]
         try:

@@ -213,7 +213,12 @@ FIRST_FRAGMENT = 0x10
 """Flag: the body is the first fragment of a message. After a loss, a receiver can resume here."""
 SETTING_REQUEST = 0x20
 """Flag: the end-of-slot mark carries a slot request or setting requests, and no messages."""
-KNOWN_FLAGS = END_OF_SLOT | LEAVING | FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT | SETTING_REQUEST
+SLOTS_MAY_DIFFER = 0x40
+"""Flag: the sender of the end-of-slot mark cannot confirm that the group has its declared slots and settings.
+
+It knows a change of the slot length or of settings, or it joined too recently to know of every change.
+"""
+KNOWN_FLAGS = END_OF_SLOT | LEAVING | FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT | SETTING_REQUEST | SLOTS_MAY_DIFFER
 
 
 @dataclass(slots=True)

@@ -158,6 +158,9 @@ class ViewSynchrony(Timed, Protocol):
     def blocked(self) -> bool:
         """Whether a view change is in progress, so that multicasts wait."""
 
+    def not_heard(self) -> tuple[int, ...]:
+        """The other members of the list from which no heartbeat has arrived yet."""
+
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
 
@@ -266,6 +269,11 @@ class Membership:
     def blocked(self) -> bool:
         """Whether a view change is in progress, or there is no view yet."""
         return self._view_multicast is None or self._view_multicast.frozen
+
+    def not_heard(self) -> tuple[int, ...]:
+        """The other members of the list from which no heartbeat has arrived yet."""
+        received_from = self.detector.has_received_from
+        return tuple(member for member in self.incarnations if member != self.me and not received_from(member))
 
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
@@ -637,9 +645,34 @@ class Membership:
             self.down += self.detector.down
             self.detector.down.clear()
         self._collect_received()
-        violation = self.blocked_time.overdue_violation(now, self.me, self.view_id, self.incarnations, self.detector)
-        if violation is not None:
-            self.violations.append(violation)
+        if self.blocked_time.is_overdue(now, self._longest_timeout_ns()):
+            self.violations.append(self._blocked_violation(now))
+
+    def _longest_timeout_ns(self) -> int:
+        return max((self.detector.timeout_ns(peer) for peer in self.incarnations if peer != self.me), default=0)
+
+    def _blocked_violation(self, now: int) -> Blocked:
+        reachable = tuple(self.detector.trusted(tuple(self.incarnations)))
+        ended = f"view {self.view_id} ended {self.blocked_time.present_ns(now) / NS_PER_MS:.0f} ms ago"
+        text = f"{ended} and no next view is decided: {self._view_change_obstacle(reachable)}"
+        return Blocked(ViolationKind.BLOCKED, text, self.me, view_id=self.view_id, reachable=reachable)
+
+    def _view_change_obstacle(self, reachable: tuple[int, ...]) -> str:
+        """What the view change waits for, in words."""
+        majority = len(self.incarnations) // 2 + 1
+        if len(reachable) < majority:
+            members = tuple(self.incarnations)
+            return f"of its members {members} only {reachable} are reachable, and a majority of {majority} is needed"
+        wanted = self._requests.next_members(self.incarnations)
+        survivors = [m for m, incarnation in self.incarnations.items() if wanted.get(m) == incarnation]
+        if self._attempt is None:
+            coordinator = min(survivors, default=self.me)
+            return f"member {coordinator}, which coordinates the change, has not completed it"
+        if self._attempt.proposed:
+            return "this member proposed it, but has not heard that a majority accepted it"
+        _, unanswered = self._attempt.open_question()
+        listed = ", ".join(map(str, unanswered)) or "no other member"
+        return f"this member coordinates the change and waits for an answer of member {listed}"
 
     def _collect_received(self) -> None:
         if self._view_multicast is not None:
@@ -814,22 +847,16 @@ class BlockedTime:
         self._since, self._reported = None, False
         return lasted
 
-    def overdue_violation(
-        self, now: int, me: int, view_id: int, incarnations: Vector, detector: FailureDetector
-    ) -> Blocked | None:
-        """The violation to report if the view change takes too long, once per view change; otherwise None."""
-        if self._since is None or self._reported:
-            return None
-        longest = max((detector.timeout_ns(peer) for peer in incarnations if peer != me), default=0)
-        if now - self._since <= REPORT_AFTER_TIMEOUTS * longest:
-            return None
+    def present_ns(self, now: int) -> int:
+        """How long the present view change has taken so far; 0 if there is none."""
+        return 0 if self._since is None else now - self._since
+
+    def is_overdue(self, now: int, timeout_ns: int) -> bool:
+        """Whether the view change takes too long, with this failure-detection time; True once per view change."""
+        if self._reported or self.present_ns(now) <= REPORT_AFTER_TIMEOUTS * timeout_ns:
+            return False
         self._reported = True
-        reachable = tuple(detector.trusted(tuple(incarnations)))
-        text = (
-            f"view {view_id} ended {(now - self._since) / NS_PER_MS:.0f} ms ago and no next view is decided: of its "
-            f"members {tuple(incarnations)} only {reachable} are reachable, and a majority is needed"
-        )
-        return Blocked(ViolationKind.BLOCKED, text, me, view_id=view_id, reachable=reachable)
+        return True
 
 
 # -- construction from a policy ------------------------------------------------------------------------------------

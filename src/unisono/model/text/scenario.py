@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, get_args
 
 from unisono.errors import InvalidOption, ScenarioError
-from unisono.model.capabilities import OPTION_DEFAULTS
+from unisono.model.capabilities import OPTION_DEFAULTS, recorded_capabilities
 from unisono.model.delays import DelayModel, parse_delay, truncated_to
 from unisono.model.events import View
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
@@ -84,12 +84,25 @@ def parse_scenario(text: str, source: str) -> Scenario:
     )
     for table in (group, run, top):
         table.reject_unknown_fields()
-    for member in members:
-        try:
+    try:
+        for member in members:
             scenario.policy_for(member)
-        except InvalidOption as error:
-            raise ScenarioError(source, _FIELD_PATHS.get(error.field, error.field), error.problem) from error
+        _check_rates(scenario)
+    except InvalidOption as error:
+        raise ScenarioError(source, _FIELD_PATHS.get(error.field, error.field), error.problem) from error
     return scenario
+
+
+def _check_rates(scenario: Scenario) -> None:
+    """Raise InvalidOption if the slots cannot carry a rate that the scenario states, first or later."""
+    if not recorded_capabilities(scenario.order).paced_by_slot:
+        return
+    for member, rate in scenario.rates.items():
+        scenario.policy_for(member).check_rate(rate)
+    shortest_ns = min(timing.theta_ns for timing in scenario.timings)
+    for step in scenario.steps:
+        if isinstance(step, PlannedRateChange):
+            scenario.policy_for(step.member).check_rate(step.rate, shortest_ns)
 
 
 _FIELD_PATHS = {

@@ -1,12 +1,13 @@
-"""Typed TOML tables whose errors name the file and the field, and the lines of a file's fields."""
+"""TOML: typed tables whose errors name the file and the field, the lines of a file's fields, and a writer."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from unisono.errors import InvalidOption, ScenarioError
 from unisono.model.units import duration_ns
@@ -301,3 +302,52 @@ class TomlTable:
 
 def _listed(members: Sequence[int]) -> str:
     return ", ".join(map(str, members))
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+TomlTables: TypeAlias = Mapping[str, Any]
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def to_toml(tables: TomlTables) -> str:
+    """Encode tables as TOML text. `tomllib` reads equal tables back."""
+    return "\n".join(_table_lines("", tables)) + "\n"
+
+
+def _table_lines(name: str, values: TomlTables) -> list[str]:
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not _has_header(value)]
+    for key, value in values.items():
+        path = f"{name}.{_key(key)}" if name else _key(key)
+        if isinstance(value, Mapping):
+            lines += [f"[{path}]", *_table_lines(path, value)]
+        elif _has_header(value):
+            for each in value:
+                lines += [f"[[{path}]]", *_table_lines(path, each)]
+    return lines
+
+
+def _has_header(value: object) -> bool:
+    """Whether a value is written under a header of its own: a table, or a list of tables."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, Mapping)
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _string(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
+    return _string(value) if isinstance(value, str) else str(value)
+
+
+def _string(text: str) -> str:
+    # The escapes of JSON are escapes of TOML too, but TOML also requires one for the control character DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

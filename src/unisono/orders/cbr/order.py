@@ -279,7 +279,7 @@ class Cbr(OrderBase):
         if CbrInput.NEW_RATE not in CBR_ACCEPTED_INPUTS[self.mode]:
             return
         whole = whole_rate(rate)
-        self._policy.check_rate(rate)
+        self._policy.check_message_fits(rate)
         self._send_due_turns(now, now)
         self._deliver_ready_turns()
         self._renegotiation.request_rate(whole)

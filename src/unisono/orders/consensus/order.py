@@ -233,12 +233,25 @@ class ConsensusOrderBase(ABC):
         )
         if blocked and not self._blocked_reported:
             self._blocked_reported = True
-            reachable = consensus.detector.trusted(consensus.members)
-            text = (
-                f"no leader has a majority: of {len(consensus.members)} members {len(reachable)} are reachable "
-                f"({', '.join(map(str, reachable))}), {consensus.majority} are needed"
+            self.events.append(Violation(ViolationKind.BLOCKED, self._why_no_leader(), self._policy.member))
+
+    def _why_no_leader(self) -> str:
+        consensus, storages = self.consensus, self.consensus.storage_identity
+        reachable = consensus.detector.trusted(consensus.members)
+        voters = [m for m in reachable if m not in storages.lost_storage and m not in storages.refused_by]
+        listed = ", ".join(map(str, reachable))
+        found = f"of {len(consensus.members)} members {len(reachable)} are reachable ({listed})"
+        if len(reachable) < consensus.majority:
+            return f"no leader has a majority: {found}, {consensus.majority} are needed"
+        if len(voters) < consensus.majority:
+            return (
+                f"no leader has a majority: {found}, but only {len(voters)} of them can vote with the storage that "
+                f"they have, and {consensus.majority} votes are needed"
             )
-            self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
+        return (
+            f"this member has no leader, although {found}, a majority: they follow a leader whose messages do not "
+            "arrive here, or messages of this member do not arrive there"
+        )
 
     def _report_lost_storage(self) -> None:
         for member in sorted(self.consensus.storage_identity.lost_storage - self._reported_lost_storage):

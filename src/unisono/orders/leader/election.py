@@ -391,7 +391,7 @@ class LeaderElection:
         if self._election_state.is_candidate:
             self._count_votes(now)
         elif self.leading and now > self._follower_heartbeats.trusted_from + heartbeat_timeout_ns(self.timing):
-            self._report_no_majority(self._supporters(now))
+            self._report_no_majority(self._supporters(now), "answer this leader")
 
     def wake_at(self) -> int | None:
         """The earliest time of the next heartbeat, the leader time-out and the end of a candidate's wait for votes."""
@@ -747,7 +747,7 @@ class LeaderElection:
         election = self._election_state
         if len(election.votes) < self.membership.majority():
             if now > election.poll_ends_at:
-                self._report_no_majority(len(election.votes))
+                self._report_no_majority(len(election.votes), "vote for this member")
             return
         all_have_voted = not election.was_paused and all(m in election.votes for m in self._live_members())
         if now <= election.poll_ends_at and not all_have_voted:
@@ -784,12 +784,15 @@ class LeaderElection:
             self._request_frames_from(now, frames, EVERYONE)
         return bool(missing)
 
-    def _report_no_majority(self, reachable_count: int) -> None:
-        if reachable_count >= self.membership.majority():
+    def _report_no_majority(self, count: int, deed: str) -> None:
+        """Report once that too few members do `deed`: vote, or answer."""
+        majority = self.membership.majority()
+        if count >= majority:
             self._no_majority_reported = False
         elif not self._no_majority_reported:
             self._no_majority_reported = True
-            self.events.append(_no_majority_violation(reachable_count, len(self.membership.members)))
+            members = len(self.membership.members) - len(self.membership.departed)
+            self.events.append(_no_majority_violation(count, members, deed, majority))
 
     def _begin_term(self, now: int) -> None:
         """As the elected leader, start the promised term with a member list of those that voted."""
@@ -841,7 +844,7 @@ def _fenced_violation(member: int, position: int) -> Violation:
     return Violation(ViolationKind.FENCED_OUT, text, member)
 
 
-def _no_majority_violation(reachable_count: int, member_count: int) -> Violation:
-    """The violation that a member reports when it cannot reach a majority."""
-    text = f"only {reachable_count} of {member_count} members are reachable: nothing is ordered until a majority is"
+def _no_majority_violation(count: int, members: int, deed: str, majority: int) -> Violation:
+    """The violation that a leader or candidate reports when it has no majority."""
+    text = f"only {count} of {members} members, this one included, {deed}: it orders nothing until {majority} do"
     return Violation(ViolationKind.NO_MAJORITY, text)

@@ -394,16 +394,22 @@ class PriorityOrder:
         return queue_bound_ns(self._policy.timing, coordinated=self.insertion.decision_mode is DecisionMode.COORDINATOR)
 
     def waiting_for(self) -> tuple[int, ...]:
-        """The members that this member waits for: all of them while it is in no view, otherwise none."""
-        return () if self.running() else self._policy.view.members
+        """While this member is in no view, the other members from which nothing has arrived yet."""
+        return () if self.running() else self._views.not_heard()
 
     def running(self) -> bool:
         """Whether this member is in a view."""
         return bool(self._members) and not self._has_left
 
     def why_not_formed(self) -> str:
-        """Always an empty text: the order does not know why there is no view."""
-        return ""
+        """Why this member is in no view although others are heard; empty if it is in a view, or hears no other one."""
+        if self.running():
+            return ""
+        peers, not_heard = [m for m in self._policy.view.members if m != self._policy.member], self._views.not_heard()
+        heard = [peer for peer in peers if peer not in not_heard]
+        if not heard:
+            return ""
+        return f"this member hears member {', '.join(map(str, heard))}, but no view that includes it is agreed"
 
     def peer_rate(self, peer: int) -> Rate | None:
         """Always None: members of this order do not declare their rates to one another."""

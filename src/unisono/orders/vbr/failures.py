@@ -34,7 +34,7 @@ from unisono.orders.packing import Rqueue, SlotFrames
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.codec import control_frame, message_in
 from unisono.wire.control import Join, JoinStep
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.frame import END_OF_SLOT, SLOTS_MAY_DIFFER, Frame, Kind
 
 TIMEOUTS_BEFORE_REPORT = 3
 """Report a member as unsteady after this many consecutive time-outs of it."""
@@ -131,6 +131,8 @@ class VbrGaps(Vbr):
         # Schedule.
         self._slots_confirmed_at_ns: int | None = None
         """Until this clock reading, an answer to our JOIN may change our slot schedule; None if none can."""
+        self._join_sent_ns = 0
+        """The clock reading at which this member sent the JOIN that named its first slot."""
         self._last_slot_used = 0
         """The last slot that this member used in a slot schedule that it has given up."""
         # Time-outs.
@@ -156,6 +158,8 @@ class VbrGaps(Vbr):
         if ahead_ns > gamma_ns and self._fence(now, sender, frame.incarnation, ahead_ns):
             self._send_join(now, JoinStep.ANSWER, self.grid.smax(now), to=sender, answered_request_ns=frame.sent_ns)
         if frame.kind is Kind.DATA:
+            if self._slots_confirmed_at_ns is not None and self._confirms_slots(frame):
+                self._slots_confirmed_at_ns = min(self._slots_confirmed_at_ns, now)
             if Input.DATA in ACCEPTED_INPUTS[self.mode] and self._is_deliverable(now, frame):
                 if not self._rqueues[sender].add(frame):
                     self.ignored["duplicate"] += 1
@@ -280,14 +284,38 @@ class VbrGaps(Vbr):
     def _join_at(self, now: int, first_slot: int) -> None:
         """Send a JOIN for `first_slot`, and learn from the answers if the group has another schedule.
 
-        An answer may arrive up to 2Δ+2Γ after the JOIN, and until then our slots may be wrong. We send only empty marks
-        in them, since others may wait for these. We accept no messages, deliver nothing and report nothing. This breaks
-        no bound: messages of our first slot are due Δ+2Γ+Θ after that slot begins, which is later. A member that has
-        our JOIN also reports later changes to us, in time.
+        A member that has our JOIN also tells us of later changes in time. So an answer may come up to 2Δ+2Γ after the
+        JOIN, and until then our slots may be wrong: the members that know the group's slots may be silent for all that
+        time, since their slots may be longer than ours. We send empty marks in our slots, since others may count on
+        these, but accept no messages, deliver nothing and report nothing. Messages of our first slot are due Δ+2Γ+Θ
+        after that slot begins, which is later.
+
+        If the slots never changed, a running member's mark says so (`_confirms_slots`). It arrives at most Δ+Γ+Θ after
+        the JOIN, and our first slot begins by then too. So a joiner accepts messages when the paper promises it (000
+        §6.3), unless no running member can confirm the slots.
         """
-        self._first_slot = first_slot
+        self._first_slot, self._join_sent_ns = first_slot, now
         self._slots_confirmed_at_ns = now + 2 * (self.grid.delta_ns + self.grid.gamma_ns)
         self._send_join(now, JoinStep.JOIN, first_slot)
+
+    def _confirms_slots(self, frame: Frame) -> bool:
+        """Whether a mark shows that no answer to our JOIN changes our slots while such answers may arrive.
+
+        Its sender knew of no change at clock reading c = `sent_ns`. A member knows of a change Δ+Γ after the end of the
+        slot that carried the request, and the change takes effect 2Δ+2Γ later (`slots.effective_slot`), so after
+        c+2Δ+2Γ. If c is not before our JOIN, the answer to the JOIN has arrived by then.
+
+        A mark that leaves later than one slot after its slot comes from a member that stood still, and may lack news.
+        """
+        grid, flags = self.grid, frame.flags & (END_OF_SLOT | SLOTS_MAY_DIFFER)
+        return (
+            flags == END_OF_SLOT
+            and not grid.changes
+            and frame.sent_ns >= self._join_sent_ns
+            and grid.slot_of(frame.sent_ns) - frame.slot in {0, 1}
+            and frame.epoch == self._policy.epoch
+            and self._fenced.get(frame.sender) != frame.incarnation
+        )
 
     def _start_deliver(self, now: int) -> None:
         """Start delivery at the slot that our JOIN named, expecting all members; absent ones time out in that slot."""
@@ -447,8 +475,24 @@ class VbrGaps(Vbr):
         running, until = self.mode is Mode.DELIVER_MESSAGES, grid.first_difference(self.grid)
         if until is not None and (self._send_slot < until if running else self._first_slot <= until):
             self._adopt_schedule(grid)
+            if running:
+                self._leave_skipped_slot()
             return
         self._rejoin(now, grid, f"a change of the slot length to {duration_text(grid.last_segment.theta_ns)}")
+
+    def _leave_skipped_slot(self) -> None:
+        """If the new schedule skips the number of the slot that we send in next, send in the slot that replaces it.
+
+        After a pause that slot is in the future. It has only messages that were held back, and no frame of it was sent.
+        """
+        skipped = self._send_slot
+        slot = self.grid.slot_of(self.grid.start_of(skipped))
+        if slot == skipped:
+            return
+        if self._undelivered_own_slots and self._undelivered_own_slots[-1] == skipped:
+            self._undelivered_own_slots.pop()
+        self._open_slot(slot)
+        self._spend(*self._packer.held())
 
     def _rejoin_if_settings_missed(self, now: int) -> None:
         """Join again if this member missed a change of settings, because it was cut off when the others made it."""
@@ -672,6 +716,18 @@ class VbrGaps(Vbr):
             self._slots_confirmed_at_ns = None
             self._report_view()
         return self._slots_confirmed_at_ns is None
+
+    def _mark_flags(self, now: int) -> int:
+        """The flag for joining members, if this member cannot confirm that slots and settings never changed.
+
+        A change that was requested before our first slot is not in a slot that we deliver. Other members tell us of it
+        up to 2Δ+2Γ after that slot begins.
+        """
+        grid = self.grid
+        known_ns = grid.start_of(self._first_slot) + 2 * (grid.delta_ns + grid.gamma_ns)
+        if grid.changes or self.schedule.setting_requests.knows_any or now < known_ns:
+            return SLOTS_MAY_DIFFER
+        return 0
 
     def _blocked(self) -> bool:
         """Always False: sending never waits for delivery, because a member that is far behind times out."""

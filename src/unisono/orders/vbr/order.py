@@ -238,7 +238,9 @@ class Vbr(VariableRateBase):
         Raises ReservationRefused, and changes nothing, if the network has no room for the new rate.
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
-            self._policy.check_rate(rate)
+            # A rate fits if one of the slot lengths carries it: the declared one, the present one or an agreed one.
+            lengths = (self._policy.timing.theta_ns, *self.grid.lengths_from(self._send_slot))
+            self._policy.check_rate(rate, min(lengths))
             self._catch_up(now)
             self.schedule.request_rate(rate)
 
@@ -250,7 +252,8 @@ class Vbr(VariableRateBase):
         """
         if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
             check_slot_length(theta_ns)
-            self._policy.check_rate(rate or self._policy.rate)
+            if rate is not None:
+                self._policy.check_rate(rate, theta_ns)
             self._catch_up(now)
             self.schedule.request_slot_length(theta_ns, rate, self._send_slot)
 
@@ -319,7 +322,7 @@ class Vbr(VariableRateBase):
 
         If there are requests to send, the mark carries them, and the messages leave in a frame before it.
         """
-        flags, last = END_OF_SLOT, last or self._packer.flush()
+        flags, last = END_OF_SLOT | self._mark_flags(now), last or self._packer.flush()
         requests = self.schedule.requests_for_mark(self._send_slot)
         if requests is not None:
             if last is not None:
@@ -507,6 +510,10 @@ class Vbr(VariableRateBase):
     def _confirm_slots(self, now: int) -> bool:
         """Whether our slot schedule is known to be the group's: always, since HELLOs settled it before."""
         return True
+
+    def _mark_flags(self, now: int) -> int:
+        """The flags of an end-of-slot mark for members that join: none, since no member joins a running group."""
+        return 0
 
     def _blocked(self) -> bool:
         """Whether this member must deliver more slots before it may end the slot that it sends in.

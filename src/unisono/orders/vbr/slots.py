@@ -13,11 +13,13 @@ How a slot-length change is agreed on. A member puts its request into the end-of
 sends that mark as many times as needed for one copy to arrive (paper 000 §7). When a member delivers that slot, it sees
 all requests in it and adopts the one of the lowest member. The change takes effect at slot
 
-    S = the first slot that begins 2Δ+3Γ or more after the end of the slot that carried the request.
+    S = the first slot that begins 3Δ+3Γ or more after the end of the slot that carried the request.
 
 Δ+Γ after the end of a slot, by its own clock, each member has delivered the slot: all marks have arrived, or the
 time-out has passed. What the member then tells a newcomer arrives at most Δ+Γ later. The third Γ makes sure that no
-member sees a frame of S before that, whichever two clocks are compared. Other requests in the same slot, and requests
+member sees a frame of S before that, whichever two clocks are compared. The third Δ is for members that join: a mark
+sent at clock reading c by a member that knows of no change shows that the slots stay as they are until c+2Δ+2Γ. Other
+requests in the same slot, and requests
 sent in slots before S, are void; their members ask again once the change is in effect. So no member stores other
 members' slot requests, and newcomers do not need to learn them.
 
@@ -58,9 +60,7 @@ REQUEST_REPEATS = 4
 
 def effective_slot(grid: SlotGrid, requested_in: int) -> int:
     """The slot at which a slot-length request sent in slot `requested_in` takes effect."""
-    known_ns = grid.end_of(requested_in) + 2 * grid.delta_ns + 3 * grid.gamma_ns
-    slot = grid.slot_of(known_ns)
-    return slot if grid.start_of(slot) == known_ns else slot + 1
+    return _first_slot_from(grid, grid.end_of(requested_in) + 3 * (grid.delta_ns + grid.gamma_ns))
 
 
 def effective_from(grid: SlotGrid, origin: int, extra_slots: int | None) -> int:
@@ -69,9 +69,15 @@ def effective_from(grid: SlotGrid, origin: int, extra_slots: int | None) -> int:
     `extra_slots` leaves time for members to pass the request on; it is None without failures.
     """
     ahead = -(-(grid.delta_ns + grid.gamma_ns) // grid.theta_of(origin)) + 3
-    if extra_slots is None:
-        return max(effective_slot(grid, origin), origin + 2 * ahead + 1)
-    return effective_slot(grid, origin + extra_slots + ahead)
+    delivered = origin if extra_slots is None else origin + extra_slots + ahead
+    slot = _first_slot_from(grid, grid.end_of(delivered) + 2 * grid.delta_ns + 3 * grid.gamma_ns)
+    return max(slot, origin + 2 * ahead + 1) if extra_slots is None else slot
+
+
+def _first_slot_from(grid: SlotGrid, clock_ns: int) -> int:
+    """The first slot that begins at this clock reading or later."""
+    slot = grid.slot_of(clock_ns)
+    return slot if grid.start_of(slot) == clock_ns else slot + 1
 
 
 def check_slot_length(theta_ns: int) -> None:
@@ -233,6 +239,11 @@ class SettingRequests:
             self._not_yet_effective.discard(request)
             self._latest_effective[request.member] = request
         return due
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether this member knows a setting request, in effect or not."""
+        return bool(self._latest_effective or self._not_yet_effective)
 
     def snapshot(self) -> tuple[SettingRequest, ...]:
         """The setting requests for a JOIN: each member's latest one in effect, and all that are not in effect yet.

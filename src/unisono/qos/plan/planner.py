@@ -18,7 +18,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.options import Cbr, Consensus, Leader, OrderOptions, Priority, QuasiGenuine, Timestamp, Vbr
 from unisono.model.policy import Policy, check_slots
 from unisono.model.topology import multigroup_of
-from unisono.model.units import NS_PER_S, UnlimitedNetwork, duration_text, exact_duration_text
+from unisono.model.units import UnlimitedNetwork, duration_text, exact_duration_text
 from unisono.net.fec.layer import ask_above_fec, offer_through_fec
 from unisono.orders.cbr import bounds as cbr_offer
 from unisono.orders.consensus import bounds as consensus_offer
@@ -228,12 +228,9 @@ def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
         against.append(f"its bound of {bound} exceeds the deadline of {deadline}")
     if ask.priorities and not offer.by_priority:
         against.append("priorities do not affect its order, only which of a sender's own messages goes first")
-    carried_per_s = ask.rate.burst * NS_PER_S / ask.timing.theta_ns
-    if ask.rate.avg > carried_per_s and not offer.order.startswith("cbr"):
-        slot = duration_text(ask.timing.theta_ns)
-        against.append(
-            f"{ask.rate.burst} per slot of {slot} is {carried_per_s:g}/s, less than the rate of {ask.rate.avg:g}/s"
-        )
+    excess = ask.rate.average_excess(ask.timing.theta_ns)
+    if excess and not offer.order.startswith("cbr"):
+        against.append(excess)
     if offer.max_burst > FRAME_NUMBER_MAX:
         against.append(f"it may need {offer.max_burst:,} datagrams per slot; at most {FRAME_NUMBER_MAX:,} are possible")
     if ask.reliable and not offer.gap_free:
