@@ -538,7 +538,7 @@ class LeaderElection:
         if self._requested_until and self.stream.position >= self._requested_until:
             # The answer is complete. If more entries are missing, this member requests them at once.
             self._requested_until = 0
-            self._entries_timer.expect(self._first_missing_entry())
+            self._entries_timer.record_progress(now, self._first_missing_entry())
             self._request_entries(now)
             if self._requested_until and self._election_state.fetching_from:
                 self._election_state.poll_ends_at = now + vote_wait_ns(self.timing)
@@ -594,7 +594,8 @@ class LeaderElection:
             request = RetransmitRequest(self.promised_term, MissingKind.ENTRIES, first, 0, 0, count)
             self.frame_sender.send(now, request, source)
             self._requested_until = first + count - 1
-        self._entries_timer.record_asked(now)
+        if self._requested_until:
+            self._entries_timer.record_asked(now)
 
     def request_frames(self, now: int, missing: MissingFrames) -> None:
         """Request missing frames from the leader; a leader requests them from the member that sent them."""

@@ -168,29 +168,38 @@ class RetransmitTimer:
         self._longest_round_trip_ns = 2 * timing.delta_ns + 2 * timing.gamma_ns
         self._round_trip_ns = 0
         self._missing: int | None = None
-        self._first_asked_at: int | None = None
+        self._requests = self._last_asked_at = 0
         self._next_at = self._wait_ns = 0
 
     def is_due(self, now: int, missing: int | None) -> bool:
         """Whether to request the missing data now. `missing` names the first missing datum; None if there is none."""
         if missing != self._missing:
-            if self._first_asked_at is not None:
-                self._round_trip_ns = min(now - self._first_asked_at, self._longest_round_trip_ns)
-            self.expect(missing)
+            self.record_progress(now, missing)
             return False
         return missing is not None and now >= self._next_at
 
     def expect(self, missing: int | None) -> None:
         """Request these data at the end of this slot, if they are still missing then."""
-        self._missing, self._first_asked_at = missing, None
+        self._missing, self._requests = missing, 0
         self._next_at, self._wait_ns = 0, self._theta_ns + self._round_trip_ns
 
     def record_asked(self, now: int) -> None:
         """Wait for the answer to a request that is sent now."""
-        if self._first_asked_at is None:
-            self._first_asked_at = now
-        self._next_at = now + self._wait_ns
+        self._requests += 1
+        self._last_asked_at, self._next_at = now, now + self._wait_ns
         self._wait_ns = min(2 * self._wait_ns, self._theta_ns + self._longest_round_trip_ns)
+
+    def record_progress(self, now: int, missing: int | None) -> None:
+        """Measure how long the answer took; other data are missing now, or none.
+
+        After several requests, it is unknown which one was answered.
+        """
+        since_last_ns = min(now - self._last_asked_at, self._longest_round_trip_ns)
+        if self._requests == 1:
+            self._round_trip_ns = since_last_ns
+        elif self._requests:
+            self._round_trip_ns = max(self._round_trip_ns, since_last_ns)
+        self.expect(missing)
 
 
 class FrameSender:
