@@ -427,7 +427,7 @@ def test_both_orders_are_registered() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, True)),
+        (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, 5, True)),
         (Kind.VOTE_REQUEST, VoteRequest(7)),
         (Kind.VOTE, Vote(5, 6, 4)),
         (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4, 5)),
@@ -459,11 +459,12 @@ def body_of(message: object) -> bytes:
     ("kind", "body"),
     [
         (Kind.STREAM_HEARTBEAT, b""),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2**63, 0, 0, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 2**63, 0, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 2**63, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, False))[:-1] + b"\2"),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, False)) + b"\0"),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2**63, 0, 0, 0, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 2**63, 0, 0, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 2**63, 0, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 0, 2**63, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False))[:-1] + b"\2"),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False)) + b"\0"),
         (Kind.VOTE_REQUEST, b"123"),
         (Kind.VOTE_REQUEST, b"12345"),
         (Kind.VOTE, body_of(Vote(5, 6, 5))),

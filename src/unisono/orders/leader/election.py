@@ -43,7 +43,6 @@ from unisono.orders.leader.messages import (
     VoteRequest,
 )
 from unisono.orders.leader.stream import (
-    RETAINED_ENTRIES,
     WINDOW,
     FrameSender,
     OrderedStream,
@@ -416,11 +415,13 @@ class LeaderElection:
                 self.stream.stable, min(self._follower_heartbeats.acked[m] for m in self.membership.current_members)
             )
             self.stream.prune()
-            heartbeat = StreamHeartbeat(self.term, self.stream.position, self.stream.stable, 0, wants_answer)
+            heartbeat = StreamHeartbeat(
+                self.term, self.stream.position, self.stream.stable, self.stream.retained_from(), 0, wants_answer
+            )
             self.frame_sender.send(now, heartbeat)
         elif self.leader is not None:
             heartbeat = StreamHeartbeat(
-                self.term, self.stream.delivered_position, 0, self._leader_heartbeat_sent_ns, False
+                self.term, self.stream.delivered_position, 0, 0, self._leader_heartbeat_sent_ns, False
             )
             self.frame_sender.send(now, heartbeat, to=self.leader)
 
@@ -430,7 +431,7 @@ class LeaderElection:
             self.ignored["an old term"] += 1
             if sender == self.membership.leader_of(heartbeat.term) and not self._election_state.is_candidate:
                 # The sender still believes that it leads: the answer shows it that there is a later term.
-                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, False)
+                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, 0, False)
                 self.frame_sender.send(now, answer, to=sender)
             return
         promised_has_begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
@@ -444,7 +445,7 @@ class LeaderElection:
             self._record_leader_alive(now)
             self._leader_position = max(self._leader_position, heartbeat.position)
             self.stream.stable = max(self.stream.stable, heartbeat.stable)
-            self._leader_retains_from = min(heartbeat.stable, heartbeat.position - RETAINED_ENTRIES) + 1
+            self._leader_retains_from = max(self._leader_retains_from, heartbeat.retained_from)
             self._leader_heartbeat_sent_ns = frame.sent_ns
             self.stream.prune()
             if heartbeat.wants_answer:

@@ -334,6 +334,10 @@ class OrderedStream:
         """Drop the entries that arrived out of sequence: they belong to an earlier term."""
         self._ahead.clear()
 
+    def retained_from(self) -> int:
+        """The position of the first entry that this member retains; the next position if it retains none."""
+        return next(iter(self._log), self.position + 1)
+
     def prune(self) -> None:
         """Drop entries that all members have, except for the last RETAINED_ENTRIES."""
         end = min(self.stable, self.position - RETAINED_ENTRIES)
@@ -344,5 +348,5 @@ class OrderedStream:
     def retained_entries(self, first: int, count: int) -> Iterator[StreamEntry]:
         """Those of `count` entries from position `first` on that are retained, at most MAX_RESENT_ENTRIES."""
         end = min(first + min(count, MAX_RESENT_ENTRIES), self.position + 1)
-        for position in range(max(first, next(iter(self._log), 1)), end):
+        for position in range(max(first, self.retained_from()), end):
             yield self._log[position]
