@@ -43,7 +43,6 @@ from unisono.orders.leader.messages import (
     VoteRequest,
 )
 from unisono.orders.leader.stream import (
-    RETAINED_ENTRIES,
     WINDOW,
     FrameSender,
     OrderedStream,
@@ -420,11 +419,13 @@ class LeaderElection:
                 self.stream.stable, min(self._follower_heartbeats.acked[m] for m in self.membership.current_members)
             )
             self.stream.prune()
-            heartbeat = StreamHeartbeat(self.term, self.stream.position, self.stream.stable, 0, wants_answer)
+            heartbeat = StreamHeartbeat(
+                self.term, self.stream.position, self.stream.stable, self.stream.retained_from(), 0, wants_answer
+            )
             self.frame_sender.send(now, heartbeat)
         elif self.leader is not None:
             heartbeat = StreamHeartbeat(
-                self.term, self.stream.delivered_position, 0, self._leader_heartbeat_sent_ns, False
+                self.term, self.stream.delivered_position, 0, 0, self._leader_heartbeat_sent_ns, False
             )
             self.frame_sender.send(now, heartbeat, to=self.leader)
 
@@ -434,7 +435,7 @@ class LeaderElection:
             self.ignored["an old term"] += 1
             if sender == self.membership.leader_of(heartbeat.term) and not self._election_state.is_candidate:
                 # The sender still believes that it leads: the answer shows it that there is a later term.
-                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, False)
+                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, 0, False)
                 self.frame_sender.send(now, answer, to=sender)
             return
         promised_has_begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
@@ -448,7 +449,7 @@ class LeaderElection:
             self._record_leader_alive(now)
             self._leader_position = max(self._leader_position, heartbeat.position)
             self.stream.stable = max(self.stream.stable, heartbeat.stable)
-            self._leader_retains_from = min(heartbeat.stable, heartbeat.position - RETAINED_ENTRIES) + 1
+            self._leader_retains_from = max(self._leader_retains_from, heartbeat.retained_from)
             self._leader_heartbeat_sent_ns = frame.sent_ns
             self.stream.prune()
             if heartbeat.wants_answer:
@@ -542,7 +543,7 @@ class LeaderElection:
         if self._requested_until and self.stream.position >= self._requested_until:
             # The answer is complete. If more entries are missing, this member requests them at once.
             self._requested_until = 0
-            self._entries_timer.expect(self._first_missing_entry())
+            self._entries_timer.record_progress(now, self._first_missing_entry())
             self._request_entries(now)
             if self._requested_until and self._election_state.fetching_from:
                 self._election_state.poll_ends_at = now + vote_wait_ns(self.timing)
@@ -598,7 +599,8 @@ class LeaderElection:
             request = RetransmitRequest(self.promised_term, MissingKind.ENTRIES, first, 0, 0, count)
             self.frame_sender.send(now, request, source)
             self._requested_until = first + count - 1
-        self._entries_timer.record_asked(now)
+        if self._requested_until:
+            self._entries_timer.record_asked(now)
 
     def request_frames(self, now: int, missing: MissingFrames) -> None:
         """Request missing frames from the leader; a leader requests them from the member that sent them."""

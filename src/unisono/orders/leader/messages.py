@@ -62,6 +62,8 @@ class StreamHeartbeat:
     """From the leader: the last position that it ordered. From a follower: the last position that it delivered."""
     stable: int
     """From the leader: the last position that every member has delivered."""
+    retained_from: int
+    """From the leader: the first position that it can retransmit."""
     echo_ns: int
     """From a follower: `sent_ns` of the last heartbeat of the leader that it received."""
     wants_answer: bool
@@ -177,6 +179,7 @@ register(
             _TERM,
             u63("position"),
             u63("stable"),
+            u63("retained_from"),
             u63("echo_ns"),
             boolean("wants_answer"),
         ),

@@ -168,29 +168,38 @@ class RetransmitTimer:
         self._longest_round_trip_ns = 2 * timing.delta_ns + 2 * timing.gamma_ns
         self._round_trip_ns = 0
         self._missing: int | None = None
-        self._first_asked_at: int | None = None
+        self._requests = self._last_asked_at = 0
         self._next_at = self._wait_ns = 0
 
     def is_due(self, now: int, missing: int | None) -> bool:
         """Whether to request the missing data now. `missing` names the first missing datum; None if there is none."""
         if missing != self._missing:
-            if self._first_asked_at is not None:
-                self._round_trip_ns = min(now - self._first_asked_at, self._longest_round_trip_ns)
-            self.expect(missing)
+            self.record_progress(now, missing)
             return False
         return missing is not None and now >= self._next_at
 
     def expect(self, missing: int | None) -> None:
         """Request these data at the end of this slot, if they are still missing then."""
-        self._missing, self._first_asked_at = missing, None
+        self._missing, self._requests = missing, 0
         self._next_at, self._wait_ns = 0, self._theta_ns + self._round_trip_ns
 
     def record_asked(self, now: int) -> None:
         """Wait for the answer to a request that is sent now."""
-        if self._first_asked_at is None:
-            self._first_asked_at = now
-        self._next_at = now + self._wait_ns
+        self._requests += 1
+        self._last_asked_at, self._next_at = now, now + self._wait_ns
         self._wait_ns = min(2 * self._wait_ns, self._theta_ns + self._longest_round_trip_ns)
+
+    def record_progress(self, now: int, missing: int | None) -> None:
+        """Measure how long the answer took; other data are missing now, or none.
+
+        After several requests, it is unknown which one was answered.
+        """
+        since_last_ns = min(now - self._last_asked_at, self._longest_round_trip_ns)
+        if self._requests == 1:
+            self._round_trip_ns = since_last_ns
+        elif self._requests:
+            self._round_trip_ns = max(self._round_trip_ns, since_last_ns)
+        self.expect(missing)
 
 
 class FrameSender:
@@ -325,6 +334,10 @@ class OrderedStream:
         """Drop the entries that arrived out of sequence: they belong to an earlier term."""
         self._ahead.clear()
 
+    def retained_from(self) -> int:
+        """The position of the first entry that this member retains; the next position if it retains none."""
+        return next(iter(self._log), self.position + 1)
+
     def prune(self) -> None:
         """Drop entries that all members have, except for the last RETAINED_ENTRIES."""
         end = min(self.stable, self.position - RETAINED_ENTRIES)
@@ -335,5 +348,5 @@ class OrderedStream:
     def retained_entries(self, first: int, count: int) -> Iterator[StreamEntry]:
         """Those of `count` entries from position `first` on that are retained, at most MAX_RESENT_ENTRIES."""
         end = min(first + min(count, MAX_RESENT_ENTRIES), self.position + 1)
-        for position in range(max(first, next(iter(self._log), 1)), end):
+        for position in range(max(first, self.retained_from()), end):
             yield self._log[position]
