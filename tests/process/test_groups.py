@@ -160,7 +160,7 @@ def test_leaving_an_iteration_early_loses_no_message() -> None:
 
 def test_several_groups_in_one_process() -> None:
     async def part() -> None:
-        async with groups(2) as red, groups(2, slot="10ms") as blue, groups(1) as alone:
+        async with groups(2) as red, groups(2, slot="10ms", rate=unisono.Rate(avg=1600, burst=16)) as blue, groups(1) as alone:
             await asyncio.gather(red[0].send(b"red"), blue[1].send(b"blue"), alone[0].send(b"alone"))
             for joined, payload in ((red, b"red"), (blue, b"blue"), (alone, b"alone")):
                 assert [d.payload for d in await all_deliveries(joined, 1)] == [payload]
@@ -334,7 +334,8 @@ def test_groups_share_a_link_and_release_their_reservations() -> None:
 
 def test_a_deadline_sets_the_bound() -> None:
     async def part() -> None:
-        async with groups(2, deadline="60ms", delta="20ms", gamma="5ms") as joined:
+        rate = unisono.Rate(avg=400, burst=16)
+        async with groups(2, deadline="60ms", delta="20ms", gamma="5ms", rate=rate) as joined:
             assert [group.bound_ns for group in joined] == [60_000_000] * 2
             assert joined[0].stats().bound_ns == 60_000_000
             await joined[0].send(b"x")
