@@ -71,12 +71,13 @@ def test_an_iterator_over_batches_continues_after_a_timed_out_anext() -> None:
     run_test(part())
 
 
-def test_no_event_is_lost_when_anext_is_cancelled_at_every_moment() -> None:
+@pytest.mark.parametrize("order", ["vbr", "consensus", "priority"])
+def test_no_event_is_lost_when_anext_is_cancelled_at_every_moment(order: str) -> None:
     """Short timeouts end waits before, between and while deliveries arrive. Each message still comes once, in order."""
 
     async def part() -> list[bytes]:
         found: list[bytes] = []
-        async with network(members=2, rate=unisono.Rate(avg=1000, burst=4)) as net:
+        async with network(members=2, order=order, rate=unisono.Rate(avg=1000, burst=4)) as net:
             await drain(net[1])
             sending = asyncio.create_task(net[2].send_many([b"%d" % number for number in range(50)]))
             events, timeouts = aiter(net[1]), 0

@@ -228,6 +228,24 @@ def test_a_send_many_interrupted_by_the_end_of_the_group_says_the_number() -> No
     run_virtual(part())
 
 
+def test_each_call_that_a_failure_interrupts_has_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise unisono.StorageError("the disk is full") from OSError("planted")
+
+    async def part() -> None:
+        async with network(members=1, rate=SLOW) as net:
+            tasks = [asyncio.create_task(net[1].send_many([b"x"] * count)) for count in (3, 5)]
+            await deliveries(net[1], 2)
+            monkeypatch.setattr(net[1]._stack, "wake", full)
+            for task, note in zip(tasks, ("2 of 3", "0 of 5"), strict=True):
+                with pytest.raises(unisono.StorageError, match="the disk is full") as failed:
+                    await task
+                assert failed.value.__notes__ == [f"{note} messages were accepted; the others are not sent"]
+                assert isinstance(failed.value.__cause__, OSError)
+
+    run_virtual(part())
+
+
 def test_a_refused_send_many_takes_nothing() -> None:
     async def part() -> None:
         async with network(members=1) as net:

@@ -20,6 +20,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -543,8 +544,13 @@ class Driver:
             raise
 
     def _failure_error(self) -> UnisonoError | None:
-        if self._failure is None or isinstance(self._failure, StorageError | InvariantViolated):
-            return self._failure
+        """A new error for each caller, because each call adds its own note; None if the driver has not failed."""
+        if self._failure is None:
+            return None
+        if isinstance(self._failure, StorageError | InvariantViolated):
+            own = copy(self._failure).with_traceback(self._failure.__traceback__)
+            own.__cause__ = self._failure.__cause__
+            return own
         error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
         error.__cause__ = self._failure
         return error
