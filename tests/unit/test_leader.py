@@ -37,6 +37,7 @@ from unisono.orders.leader.messages import (
 )
 from unisono.orders.leader.stream import (
     MAX_REQUESTED_HOLES,
+    MAX_RESENT_BYTES,
     MAX_RESENT_ENTRIES,
     RETAINED_ENTRIES,
     WINDOW,
@@ -334,6 +335,18 @@ def test_a_member_leaves_if_the_leader_no_longer_retains_what_it_lacks() -> None
     bench.wait(bench.now - START + 2 * TIMING.theta_ns)
     assert bench.violations(3) == ["fenced_out"]
     assert bench.order(3).mode is Mode.LEFT
+
+
+def test_an_answer_to_a_request_is_bounded_in_entries_and_bytes() -> None:
+    def answered(size: int, count: int) -> int:
+        stream, frame = OrderedStream(), Frame(Kind.ORDERED, 1, 1, 0, 0, 0, body=bytes(ORDERED_BYTES + size))
+        for position in range(1, 1001):
+            stream.accept(read_entry(frame, Ordered(HEADER._replace(position=position))))
+        return len(list(stream.retained_entries(10, count)))
+
+    assert answered(0, 20) == 20
+    assert answered(0, 900) == MAX_RESENT_ENTRIES
+    assert answered(60_000, 900) == -(-MAX_RESENT_BYTES // 60_000)
 
 
 @pytest.mark.parametrize("last_is_lost", [False, True])

@@ -35,6 +35,8 @@ RETAINED_ENTRIES = 4096
 """Keep this many entries that all current members have, for removed members that come back."""
 MAX_RESENT_ENTRIES = 512
 """Request at most this many missing entries at a time, and answer one request with at most this many."""
+MAX_RESENT_BYTES = 1 << 20
+"""Answer one request with no further entry once its entries have this many bytes."""
 MAX_REQUESTED_HOLES = 16
 """Request the entries of at most this many holes at a time."""
 
@@ -346,7 +348,15 @@ class OrderedStream:
             self._log.pop(position, None)
 
     def retained_entries(self, first: int, count: int) -> Iterator[StreamEntry]:
-        """Those of `count` entries from position `first` on that are retained, at most MAX_RESENT_ENTRIES."""
+        """Those of `count` entries from position `first` on that are retained.
+
+        At most MAX_RESENT_ENTRIES, and no further one after MAX_RESENT_BYTES, so that the answer fits into a receive
+        buffer.
+        """
         end = min(first + min(count, MAX_RESENT_ENTRIES), self.position + 1)
+        bytes_left = MAX_RESENT_BYTES
         for position in range(max(first, self.retained_from()), end):
+            if bytes_left <= 0:
+                return
+            bytes_left -= len(self._log[position].payload)
             yield self._log[position]
