@@ -50,7 +50,7 @@ from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
 from unisono.runtime.timers import new_incarnation
 from unisono.stack import build
-from unisono.trace.files import ParquetWriter
+from unisono.trace.files import ParquetWriter, warm_up
 from unisono.trace.metrics import MetricWriter
 from unisono.trace.recorder import Recorder
 
@@ -534,8 +534,10 @@ def print_report(kind: str, **fields: Any) -> None:
 def main() -> int:
     """Read the configuration from standard input and run the member; errors go to standard error.
 
-    If the input ends before a configuration, the supervisor does not need this member.
+    A process may start long before its configuration arrives, so it loads all modules first. If the input ends before
+    a configuration, the supervisor does not need this member.
     """
+    warm_up()
     configuration = sys.stdin.readline()
     if not configuration:
         return 0
