@@ -214,6 +214,56 @@ at = "1s"
     assert len(set(rows.sender_incarnation[rows.sender == 2].tolist())) == 2, "both of its incarnations were heard"
 
 
+def test_a_late_delivery_is_late_against_the_declared_bound(tmp_path: Path) -> None:
+    """A member stands still for half a second. The bound computed from such a run would call every delivery timely."""
+    path = tmp_path / "stall.toml"
+    path.write_text(
+        """
+[group]
+name = "stall"
+members = 3
+slot = "5ms"
+delta = "20ms"
+gamma = "2ms"
+[rate]
+avg = 200
+burst = 8
+[workload]
+kind = "poisson"
+rate = 100
+[run]
+seconds = 1.5
+[[fault]]
+kind = "pause"
+member = 2
+from = "500ms"
+to = "1s"
+""",
+        encoding="utf-8",
+    )
+    status, out, err = unisono("demo", str(path), "--json", "--out", str(tmp_path / "kept"))
+    assert status == 0, err or out
+    result = json.loads(out)
+    assert result["verdict"] == "valid", "the order holds"
+    assert result["bound_ms"] == 20 + 2 + 5
+    assert result["late"] > 0
+    assert result["checks"]["latency"]["verdict"] == "violated"
+    assert result["measured_bound_ms"] > result["bound_ms"]
+    assert "the scenario injects the fault pause" in result["broken_assumptions"]
+    assert read_trace(tmp_path / "kept").meta.bound_ns == 27_000_000
+    assert main(["verify", str(tmp_path / "kept"), "--master", "none"]) == 1
+
+
+@pytest.mark.parametrize("name", ["consensus_dies", "priority_churn"])
+def test_a_scenario_with_restarts_gets_its_verdict(name: str, tmp_path: Path) -> None:
+    path = SCENARIO.with_name(f"{name}.toml")
+    status, out, err = unisono("demo", str(path), "--json", "--out", str(tmp_path))
+    assert status == 0, err or out
+    result = json.loads(out)
+    assert (result["verdict"], result["expected"]) == ("valid", True), result["checks"]
+    assert len(result["delivered"]) == 5, "the restarted members have joined again"
+
+
 # -- no process is left behind ----------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ from unisono.replica.structures import Dict
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.timers import new_incarnation
 from unisono.stack import build
-from unisono.trace.files import ParquetWriter
+from unisono.trace.files import ParquetWriter, warm_up
 from unisono.trace.metrics import MetricWriter
 from unisono.trace.recorder import Recorder
 
@@ -527,8 +527,10 @@ def print_report(kind: str, **fields: Any) -> None:
 def main() -> int:
     """Read the configuration from standard input and run the member; errors go to standard error.
 
-    If the input ends before a configuration, the supervisor does not need this member.
+    A process may start long before its configuration arrives, so it loads all modules first. If the input ends before
+    a configuration, the supervisor does not need this member.
     """
+    warm_up()
     configuration = sys.stdin.readline()
     if not configuration:
         return 0

@@ -605,7 +605,7 @@ _TUPLES_AT_ONCE = 2048
 
 
 @cache
-def _warm_up() -> None:
+def warm_up() -> None:
     """Write one row to a temporary file, so that a later write is fast.
 
     At the first write pyarrow loads parts of itself and of numpy. That holds the interpreter lock for 0.1 s or more,
@@ -676,7 +676,7 @@ class ParquetWriter:
         self._next_part: dict[int, int] = {}
         self._time_range: tuple[int, int] | None = None
         self._stamps: dict[str, FileStamp] = {}
-        _warm_up()
+        warm_up()
         self._flush_at = time.monotonic() + flush_s
         self._thread = WriterThread(f"trace-{member}", self._write_queued)
 
