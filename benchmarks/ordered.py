@@ -1,5 +1,8 @@
 """One member of the throughput benchmark: sends as fast as the group accepts, and counts deliveries.
 
+With `single` in its configuration, the member sends by `send` and iterates over single events; else by `send_many` and
+over batches.
+
 With UNISONO_PROFILE set to a folder, the counted time of one member is profiled and the profile left there.
 """
 
@@ -23,6 +26,7 @@ WARM_S = 0.5
 STALL_S = 5.0
 """Without any delivery for this long the group has stopped: something was lost, or no process gets to run."""
 GATHER_S = 20.0
+CHECK_TIME_EVERY = 64
 PROFILED = 1
 """The member to profile; profiling all would slow the group down too much."""
 
@@ -62,12 +66,17 @@ class MemberRun:
             max_frame=int(setup["max_frame"]),
             link=unisono.Link("400Gbit/s"),
             monitor=bool(setup.get("monitor")),
+            order=str(setup.get("order", "vbr")),
         )
         transport = group._driver.transport
         if setup.get("monitor"):
             self._switch = Switch(group)
         self._begin = self.last = time.monotonic()
-        tasks = [asyncio.create_task(part) for part in (self._count(group), self._send(group, burst, size))]
+        if setup.get("single"):
+            parts = (self._count_each(group), self._send_each(group, size))
+        else:
+            parts = (self._count(group), self._send(group, burst, size))
+        tasks = [asyncio.create_task(part) for part in parts]
         watching = asyncio.create_task(self._watch())
         await asyncio.wait({*tasks, watching}, timeout=WARM_S + self.seconds + 1, return_when=asyncio.FIRST_COMPLETED)
         for done in tasks:
@@ -107,6 +116,36 @@ class MemberRun:
             await group.send_many(messages)
             await asyncio.sleep(0)
 
+    async def _send_each(self, group: unisono.Group, size: int) -> None:
+        message = bytes(size)
+        while time.monotonic() - self._begin < WARM_S + self.seconds + 0.5:
+            for _ in range(CHECK_TIME_EVERY):
+                await group.send(message)
+
+    async def _count_each(self, group: unisono.Group) -> None:
+        """Count single deliveries; look at the clock once per CHECK_TIME_EVERY events, as an application would."""
+        end, me, others, own, seen = self._begin + WARM_S + self.seconds, self.me, 0, 0, 0
+        async for event in group:
+            if isinstance(event, unisono.Delivery):
+                if event.sender == me:
+                    own += 1
+                else:
+                    others += 1
+            elif isinstance(event, unisono.Violation):
+                self.violations.append(f"{event.kind}: {event.text}")
+            seen += 1
+            if seen % CHECK_TIME_EVERY:
+                continue
+            self.last = now = time.monotonic()
+            if self._before is None:
+                if now - self._begin > WARM_S:
+                    self._start_counting(now)
+                    others = own = 0
+            elif now <= end:
+                self.counted_to, self.from_others, self.own = now, others, own
+            else:
+                self._finish()
+
     async def _count(self, group: unisono.Group) -> None:
         end = self._begin + WARM_S + self.seconds
         async for event in group.batches():
@@ -120,9 +159,7 @@ class MemberRun:
             self.last = now = time.monotonic()
             if self._before is None:
                 if now - self._begin > WARM_S:
-                    self._before, self.counted_from = resource.getrusage(resource.RUSAGE_SELF), now
-                    if self._profile_at is not None:
-                        self._profile.enable()
+                    self._start_counting(now)
                 continue
             if now > end:
                 self._finish()
@@ -140,6 +177,11 @@ class MemberRun:
         while time.monotonic() - self.last < STALL_S:
             await asyncio.sleep(0.1)
         self.stalled = True
+
+    def _start_counting(self, now: float) -> None:
+        self._before, self.counted_from = resource.getrusage(resource.RUSAGE_SELF), now
+        if self._profile_at is not None:
+            self._profile.enable()
 
     def _finish(self) -> None:
         if self._after is None:
@@ -161,6 +203,7 @@ class MemberRun:
             "user_s": user,
             "system_s": system,
             "page_faults": faults,
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "stalled": self.stalled,
             "violations": self.violations[:3],
         }

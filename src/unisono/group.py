@@ -44,6 +44,9 @@ Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 """The events that an iteration over a group yields."""
 
 LEAVE_TIMEOUT_S = 1.0
+_DEFAULT_PRIORITY = 0
+_FIRST_CHUNK, _LARGEST_CHUNK = 16, 256
+"""An iteration prepares so many deliveries at once, the first time and at most."""
 
 
 def join(
@@ -257,9 +260,13 @@ class Group:
         self._stack = stack
         self._link_share = link_share
         self._opened_batch: Batch | None = None
+        self._opened_payloads: list[bytes] = []
+        """The messages of `_opened_batch`; the first `_prepared` of them have been prepared for the application."""
+        self._prepared = 0
         self._remaining_deliveries: deque[Delivery] = deque()
-        """The deliveries of `_opened_batch` that no iteration has yielded yet, because the application may stop at any
-        time."""
+        """The deliveries that were prepared and that no iteration has yielded yet, because the application may stop at
+        any time."""
+        self._chunk = _FIRST_CHUNK
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -271,6 +278,10 @@ class Group:
         With a topology, the message goes `to` these groups, by default to this member's own group.
         DestinationNotAllowed lists the allowed groups.
         """
+        if type(message) is bytes and priority is _DEFAULT_PRIORITY and to is None:
+            driver = self._driver
+            if driver.credit.take(message) or driver.take_first(message):
+                return
         await self.send_many((message,), priority=priority, to=to)
 
     async def send_many(self, messages: Sequence[bytes], *, priority: int = 0, to: Sequence[str] | None = None) -> None:
@@ -312,6 +323,8 @@ class Group:
         """Iterate over batches of deliveries and over other events, in order, until this member leaves the group."""
         driver = self._driver
         while True:
+            if driver.turn.is_over():
+                await asyncio.sleep(0)
             event = self._remaining_batch() or driver.pop()
             if event is None and self._stack.application_pulls:
                 event = driver.consume()
@@ -326,9 +339,11 @@ class Group:
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         async for event in self.batches():
             if isinstance(event, Batch):
-                self._opened_batch, self._remaining_deliveries = event, deque(event.deliveries())
-                while self._remaining_deliveries:
+                self._open_batch(event)
+                while self._remaining_deliveries or self._prepare_deliveries():
                     yield self._remaining_deliveries.popleft()
+                    if not self._remaining_deliveries and self._turn_is_over():
+                        await asyncio.sleep(0)
             else:
                 yield event
 
@@ -345,11 +360,38 @@ class Group:
 
     def _remaining_batch(self) -> Batch | None:
         """The deliveries of a batch that an unfinished iteration has not yielded yet; None if there are none."""
-        opened, rest = self._opened_batch, self._remaining_deliveries
-        if opened is None or not rest:
+        opened, yielded = self._opened_batch, self._prepared - len(self._remaining_deliveries)
+        if opened is None or yielded == len(self._opened_payloads):
             return None
-        self._remaining_deliveries = deque()
-        return remaining(opened, rest)
+        rest = remaining(opened, self._opened_payloads[yielded:])
+        self._opened_batch, self._opened_payloads, self._prepared = None, [], 0
+        self._remaining_deliveries.clear()
+        return rest
+
+    def _open_batch(self, batch: Batch) -> None:
+        """Start to yield the deliveries of a batch one by one."""
+        self._opened_batch, self._opened_payloads, self._prepared = batch, batch.messages, 0
+        self._remaining_deliveries.clear()
+
+    def _prepare_deliveries(self) -> bool:
+        """Prepare the next deliveries of the opened batch; False if it has no more."""
+        batch, start = self._opened_batch, self._prepared
+        if batch is None or start == len(self._opened_payloads):
+            return False
+        payloads = self._opened_payloads[start : start + self._chunk]
+        self._remaining_deliveries.extend(batch.deliveries_of(payloads, start))
+        self._prepared += len(payloads)
+        return True
+
+    def _turn_is_over(self) -> bool:
+        """Whether the application has used up its turn with the last chunk of deliveries. Adapt the size of chunks.
+
+        The chunks are short if the application needs long for each delivery, and long if a look at the clock would
+        cost more than the delivery.
+        """
+        over = self._driver.turn.is_over()
+        self._chunk = max(1, self._chunk // 2) if over else min(2 * self._chunk, _LARGEST_CHUNK)
+        return over
 
     # -- properties and statistics ---------------------------------------------------------------------------
 
@@ -377,7 +419,7 @@ class Group:
         """This member's measurements of itself and of the network, so far."""
         driver, stack = self._driver, self._stack
         return Stats(
-            sent=driver.sent,
+            sent=driver.accepted,
             delivered=driver.delivered,
             bound_ns=self.bound_ns,
             delays=stack.delays,

@@ -516,7 +516,7 @@ def test_backlog_under_a_tiny_send_buffer(tmp_path: Path) -> None:
             assert outbox.backlog_bytes == 1000 * (100 - outbox.traffic.datagrams)
 
             def read() -> None:
-                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), max_calls=64, max_bytes=1 << 20)
+                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), max_bytes=1 << 20, max_s=1.0)
 
             loop.add_reader(receiver.fileno(), read)
             async with asyncio.timeout(10):

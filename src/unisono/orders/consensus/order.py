@@ -49,6 +49,7 @@ from unisono.model.events import (
 )
 from unisono.model.policy import Policy
 from unisono.model.units import NS_PER_MS, NS_PER_S, BandwidthReservation, Rate, Reserver
+from unisono.net.layer import NO_ROOM
 from unisono.orders.consensus.bounds import consensus_latency_bound_ns
 from unisono.orders.contract import Mode
 from unisono.orders.packing import (
@@ -161,6 +162,10 @@ class ConsensusOrderBase(ABC):
                 self._apply_decisions(now, decisions)
                 progress = True
         self._finish_flush(now)
+
+    def room(self, now: int) -> tuple[int, int]:
+        """What `submit` accepts for certain at the same reading: nothing, if the order cannot tell beforehand."""
+        return NO_ROOM
 
     @abstractmethod
     def _on_leader_change(self, now: int) -> None:
@@ -352,14 +357,10 @@ class ConsensusOrder(ConsensusOrderBase):
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Accept as many messages as the declared rate allows, or none if too many bundles are undecided."""
         sizes = checked_sizes(messages, self._policy.max_message)
-        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None or not sizes:
+        if self.room(now) == NO_ROOM:
             return 0
-        slot = self._timing.slot_of(now)
-        if slot > self._paced_slot:
-            self._paced_slot = slot
-            self._pacer.enter_slot(slot)
-        count = count_fitting_messages(self._pacer, sizes)
-        if count == 0 or len(self._undecided) >= BUNDLES_MAX:
+        slot, count = self._paced_slot, count_fitting_messages(self._pacer, sizes)
+        if count == 0:
             return 0
         self._pacer.record_sent(count, sum(sizes[:count]))
         self._pacer.check(self._policy.member)
@@ -371,6 +372,18 @@ class ConsensusOrder(ConsensusOrderBase):
         self.now, self.has_pending_input = now, True
         self._forward(now)
         return count
+
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, the declared rate allows now."""
+        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None:
+            return NO_ROOM
+        slot = self._timing.slot_of(now)
+        if slot > self._paced_slot:
+            self._paced_slot = slot
+            self._pacer.enter_slot(slot)
+        if len(self._undecided) >= BUNDLES_MAX:
+            return NO_ROOM
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Process a frame that has arrived, of consensus or with forwarded bundles."""

@@ -22,6 +22,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MissingFrames
@@ -79,16 +80,23 @@ class LeaderBroadcast(LeaderOrderBase):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
-        slot = self._timing.slot_of(now)
-        if slot > self._paced_slot:
-            self._paced_slot = slot
-            self._pacer.enter_slot(slot)
+        if self._room_by_rate(now) == NO_ROOM:
+            return 0
         count = count_fitting_messages(self._pacer, sizes)
-        if count == 0 or len(self._pending_frames) >= MAX_PENDING_FRAMES:
+        if count == 0:
             return 0
         for payload in self._pack(messages[:count], sizes[:count]):
             self._send(now, payload, 0)
         return count
+
+    def _room_by_rate(self, now: int) -> tuple[int, int]:
+        slot = self._timing.slot_of(now)
+        if slot > self._paced_slot:
+            self._paced_slot = slot
+            self._pacer.enter_slot(slot)
+        if len(self._pending_frames) >= MAX_PENDING_FRAMES:
+            return NO_ROOM
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def _send_leaving_frame(self, now: int) -> None:
         self._send(now, NO_MESSAGES, END_OF_SLOT | LEAVING)

@@ -26,6 +26,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS, MissingFrames
@@ -126,8 +127,7 @@ class TimestampLeader(LeaderOrderBase):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
-        self._close_if_due(now)
-        if self._request_closes_at is None and not self._open_request(now):
+        if self._room_by_rate(now) == NO_ROOM:
             return 0
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0:
@@ -138,6 +138,12 @@ class TimestampLeader(LeaderOrderBase):
             self._send(now, payload, 0)
         self._send(now, payloads[-1], END_OF_SLOT if is_last else 0)
         return count
+
+    def _room_by_rate(self, now: int) -> tuple[int, int]:
+        self._close_if_due(now)
+        if self._request_closes_at is None and not self._open_request(now):
+            return NO_ROOM
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def _open_request(self, now: int) -> bool:
         """Request as many stamps as the rate allows. False if the last request is less than Θ old."""
