@@ -124,25 +124,24 @@ class MemberRun:
 
     async def _count_each(self, group: unisono.Group) -> None:
         """Count single deliveries; look at the clock once per CHECK_TIME_EVERY events, as an application would."""
-        end, me, others, own, seen = self._begin + WARM_S + self.seconds, self.me, 0, 0, 0
+        end, me, others, skipped, delivery = self._begin + WARM_S + self.seconds, self.me, 0, 0, unisono.Delivery
         async for event in group:
-            if isinstance(event, unisono.Delivery):
-                if event.sender == me:
-                    own += 1
-                else:
-                    others += 1
-            elif isinstance(event, unisono.Violation):
-                self.violations.append(f"{event.kind}: {event.text}")
-            seen += 1
-            if seen % CHECK_TIME_EVERY:
+            if not isinstance(event, delivery):
+                if isinstance(event, unisono.Violation):
+                    self.violations.append(f"{event.kind}: {event.text}")
+                continue
+            if event.sender == me:
+                continue
+            others += 1
+            if others % CHECK_TIME_EVERY:
                 continue
             self.last = now = time.monotonic()
             if self._before is None:
                 if now - self._begin > WARM_S:
                     self._start_counting(now)
-                    others = own = 0
+                    skipped = others
             elif now <= end:
-                self.counted_to, self.from_others, self.own = now, others, own
+                self.counted_to, self.from_others = now, others - skipped
             else:
                 self._finish()
 

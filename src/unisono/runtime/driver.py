@@ -63,6 +63,10 @@ DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
 _MIN_SUBMIT_MESSAGES = 256
+QUEUE_BYTES = 32 << 20
+"""The size of the events that may wait for the application, at most."""
+_EVENT_BYTES = 512
+"""What an event needs besides its messages, roughly."""
 
 
 class Driver:
@@ -80,7 +84,7 @@ class Driver:
         on_metrics: Callable[[Sequence[MetricRow]], None] | None = None,
         storage: Storage | None = None,
         queue_messages: int = 1_000_000,
-        queue_bytes: int = 256 * 1024 * 1024,
+        queue_bytes: int = QUEUE_BYTES,
         deadline_ns: int | None = None,
     ) -> None:
         """The driver calls `on_metrics` with the metric rows of each collecting interval. It must not block."""
@@ -594,7 +598,7 @@ class Driver:
 
 def _queue_cost(event: DriverEvent) -> tuple[int, int]:
     """How many messages and how many bytes an event counts for against the limits of the event queue."""
-    return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)
+    return (event.count, event.payload_bytes + _EVENT_BYTES) if isinstance(event, Batch) else (1, _EVENT_BYTES)
 
 
 @dataclass(slots=True)

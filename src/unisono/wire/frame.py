@@ -268,6 +268,11 @@ class Frame:
     """The control message that the body encodes. Incoming: the door has decoded it, so no layer decodes it again."""
 
     @property
+    def payload_bytes(self) -> int:
+        """The size of the messages, or of the body if the frame carries no packed messages."""
+        return len(self.body) if self.packed_messages is None else self.packed_messages.payload_bytes
+
+    @property
     def is_end_of_slot(self) -> bool:
         """Whether this frame has the end-of-slot mark: it is its sender's last one in the slot."""
         return bool(self.flags & END_OF_SLOT)

@@ -41,6 +41,8 @@ from unisono.wire.frame import (
 FRAME_NUMBER_MODULUS = 1 << 16
 MAX_PENDING_FRAMES = 1 << 12
 """A member accepts no messages while this many of its frames are not delivered."""
+MAX_PENDING_BYTES = 4 << 20
+"""A member accepts no messages while its undelivered frames have this many bytes or more."""
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
@@ -59,6 +61,7 @@ class LeaderBroadcast(LeaderOrderBase):
         self._paced_slot = -1
         self._next_number = 0
         self._pending_frames: deque[Frame] = deque()
+        self._pending_bytes = 0
         self._pending_sent_at = 0
         # Delivering.
         self._next_ordered_number = dict.fromkeys(policy.view.members, 0)
@@ -94,7 +97,7 @@ class LeaderBroadcast(LeaderOrderBase):
         if slot > self._paced_slot:
             self._paced_slot = slot
             self._pacer.enter_slot(slot)
-        if len(self._pending_frames) >= MAX_PENDING_FRAMES:
+        if len(self._pending_frames) >= MAX_PENDING_FRAMES or self._pending_bytes >= MAX_PENDING_BYTES:
             return NO_ROOM
         return self._pacer.messages_left(), self._pacer.bytes_left()
 
@@ -109,6 +112,7 @@ class LeaderBroadcast(LeaderOrderBase):
         if not self._pending_frames:
             self._pending_sent_at = now
         self._pending_frames.append(frame)
+        self._pending_bytes += frame.payload_bytes
         self._send_to_leader(now, frame)
 
     def _send_to_leader(self, now: int, frame: Frame) -> None:
@@ -187,7 +191,7 @@ class LeaderBroadcast(LeaderOrderBase):
         sender = entry.origin
         self._next_ordered_number[sender] = (entry.number + 1) % FRAME_NUMBER_MODULUS
         if sender == self._policy.member and self._pending_frames:
-            self._pending_frames.popleft()
+            self._pending_bytes -= self._pending_frames.popleft().payload_bytes
             self._pending_sent_at = now
         if entry.flags & LEAVING:
             self.election.membership.leaving.add(sender)

@@ -41,7 +41,7 @@ from unisono.orders.leader.messages import (
     Vote,
     VoteRequest,
 )
-from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
+from unisono.orders.leader.stream import FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
 from unisono.wire.frame import Frame
 
 MAX_UNANSWERED_REQUESTS = 8
@@ -284,7 +284,7 @@ class LeaderElection:
 
     def may_order(self, now: int) -> bool:
         """Whether this member leads, a majority supports it, and the slowest member is not too far behind."""
-        if not self.leading or not self.started or self.stream.position - self.stream.stable >= WINDOW:
+        if not self.leading or not self.started or self.stream.window_is_full():
             return False
         return self._follower_heartbeats.supporters(self.membership.current_members, now) >= self.membership.majority()
 
