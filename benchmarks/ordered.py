@@ -66,8 +66,10 @@ class MemberRun:
             max_frame=int(setup["max_frame"]),
             link=unisono.Link("400Gbit/s"),
             monitor=bool(setup.get("monitor")),
-            order=str(setup.get("order", "vbr")),
+            **_order_options(setup),
         )
+        if setup.get("failures"):
+            await self._gather(group)
         transport = group._driver.transport
         if setup.get("monitor"):
             self._switch = Switch(group)
@@ -206,6 +208,18 @@ class MemberRun:
             "stalled": self.stalled,
             "violations": self.violations[:3],
         }
+
+
+def _order_options(setup: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `join` that choose the order and its variant; plain VBR without any."""
+    order = setup.get("order", "vbr")
+    options: dict[str, Any] = {"order": order, "grades": setup.get("grades", "early")}
+    options["failures"] = bool(setup.get("failures"))
+    if setup.get("reliable"):
+        options["reliable"] = unisono.Redundancy(1, int(setup["delta_ns"]) // 10)
+    if order == "quasi_genuine":
+        options["topology"] = unisono.Topology({"a": [int(m) for m in setup["peers"]]}, {"a": ["a"]})
+    return options
 
 
 def main() -> None:

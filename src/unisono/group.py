@@ -46,7 +46,7 @@ Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 LEAVE_TIMEOUT_S = 1.0
 _DEFAULT_PRIORITY = 0
 _FIRST_CHUNK, _LARGEST_CHUNK = 16, 256
-"""An iteration prepares so many deliveries at once, the first time and at most."""
+"""How many deliveries an iteration prepares at once: at first, and at most."""
 
 
 def join(

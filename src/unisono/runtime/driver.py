@@ -266,10 +266,12 @@ class Driver:
             self.stack.destinations(groups)  # raises DestinationNotAllowed
         done = self._loop.create_future()
         is_first = self._submissions.put(Submission(messages, done, priority, groups=groups))
-        if not self.turn.is_over() and is_first:
-            self._flush_submissions()
-        else:
+        must_wait = self.turn.is_over() or len(self.credit.taken) >= self.turn.messages_left
+        if must_wait or not is_first:
             self.credit.stop()  # the messages wait until `_on_turn_end`, and later ones must not overtake them
+        else:
+            self.turn.messages_left -= len(messages)
+            self._flush_submissions()
         await done
 
     def _flush_submissions(self) -> None:
@@ -300,11 +302,11 @@ class Driver:
             return False
         now = self.clock.now()
         try:
-            room = self.stack.room(now)
+            messages_left, bytes_left = self.stack.room(now)
         except Exception as error:  # noqa: BLE001 - as above; `submit` raises the error to the caller
             self._fail(error)
             return False
-        self.credit.grant(now, room, self.turn.ends_at or 0.0)
+        self.credit.grant(now, min(messages_left, self.turn.messages_left), bytes_left, self.turn.ends_at or 0.0)
         if self.credit.take(message):
             return True
         self.credit.stop()
@@ -323,12 +325,16 @@ class Driver:
     def _submit_taken(self) -> None:
         """Submit the messages that `take` has taken. The stack has promised to accept them."""
         now, messages = self.credit.granted_ns, self.credit.settle()
-        with self._stops_if_violated():
+        self.turn.messages_left -= len(messages)
+        try:
             accepted = self.stack.submit(now, messages)
             self._record_sent(now, messages[:accepted], 0, None)
             if accepted < len(messages):
                 text = "the stack did not accept all messages for which it had promised room"
                 raise InvariantViolated("room", self.stack.policy.member, text, str(len(messages)), str(accepted))
+        except Exception as error:
+            self._fail(error)  # `send` has accepted these messages: without them this member must not go on
+            raise
 
     def _submit_waiting(self) -> bool:
         """Submit waiting messages until one does not fit; return whether the stack accepted any."""

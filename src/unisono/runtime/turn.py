@@ -1,10 +1,10 @@
 """Turns of the event loop: how much of one turn the calls of the application may use.
 
 A task that always finds room to send, or events to read, never waits by itself. Without a limit it would keep the event
-loop to itself, and heartbeats and slot ends would be late. So the calls of the application share a time limit per turn:
-once it is used up, the next call waits until the loop has had a turn.
+loop to itself, and heartbeats and slot ends would be late. So the calls of the application share a limit per turn, in
+time and in messages: once it is used up, the next call waits until the loop has had a turn.
 
-`Turn` measures that time. `Credit` is the part of the declared rate that `send` may use in this turn without asking the
+`Turn` knows that limit. `Credit` is the part of the declared rate that `send` may use in this turn without asking the
 stack for each message. All messages that were taken on credit go to the stack together, at the end of the turn.
 """
 
@@ -17,13 +17,13 @@ from typing import Final
 TURN_S: Final = 0.001
 """The calls of the application may use this much of a turn. Code between them counts, too."""
 TURN_MESSAGES: Final = 512
-"""`send` takes at most this many messages per turn: a limit by count, in case that the clock stands still."""
+"""A call waits for the next turn once this many messages were sent, even if the clock stands still."""
 
 
 class Turn:
-    """Tells whether the application has used up its time in the present turn of the event loop."""
+    """Tells whether the application has used up its share of the present turn of the event loop."""
 
-    __slots__ = ("_loop", "_on_end", "ends_at")
+    __slots__ = ("_loop", "_on_end", "ends_at", "messages_left")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
         """`on_end` is called in the turn of the loop that follows each one in which `is_over` was asked."""
@@ -31,6 +31,8 @@ class Turn:
         self._on_end = on_end
         self.ends_at: float | None = None
         """When the time of the present turn is used up, by the loop's clock; None before the first `is_over`."""
+        self.messages_left = TURN_MESSAGES
+        """How many more messages may be sent in the present turn. A call that sends many at once may exceed it."""
 
     def is_over(self) -> bool:
         """Whether the caller must wait for the next turn. The first question of a turn starts its time."""
@@ -38,10 +40,10 @@ class Turn:
             self.ends_at = self._loop.time() + TURN_S
             self._loop.call_soon(self._end)
             return False
-        return self._loop.time() >= self.ends_at
+        return self.messages_left <= 0 or self._loop.time() >= self.ends_at
 
     def _end(self) -> None:
-        self.ends_at = None
+        self.ends_at, self.messages_left = None, TURN_MESSAGES
         self._on_end()
 
 
@@ -63,10 +65,10 @@ class Credit:
         self._messages_left = self._bytes_left = 0
         self._ends_at = 0.0
 
-    def grant(self, now: int, room: tuple[int, int], ends_at: float) -> None:
-        """Allow messages until the turn `ends_at`. The stack accepts `room` messages and bytes at the reading `now`."""
+    def grant(self, now: int, messages: int, payload_bytes: int, ends_at: float) -> None:
+        """Allow messages until the turn `ends_at`. The stack accepts so much at the clock reading `now`."""
         self.granted_ns, self._ends_at = now, ends_at
-        self._messages_left, self._bytes_left = min(room[0], TURN_MESSAGES), room[1]
+        self._messages_left, self._bytes_left = messages, payload_bytes
 
     def take(self, message: bytes) -> bool:
         """Take a message if there is credit for it; return whether it was taken."""

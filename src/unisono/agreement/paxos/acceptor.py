@@ -33,7 +33,7 @@ from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import Write
 from unisono.wire.codec import Unreadable
 
-RETAINED_BYTES = 12 << 20
+RETAINED_BYTES = 8 << 20
 """Keep fewer of the values that the snapshot replaces if they have more bytes than this."""
 RECORD_DECIDED_EVERY = 64
 """Record the last decision once per this many decisions. The record only saves work after a crash."""

@@ -75,7 +75,7 @@ CANDIDACY_RETRIES = 8
 """A candidate gives up after this many retry intervals."""
 RETRANSMIT_FRAMES_MAX = 8
 """Retransmit at most this many ACCEPT frames to one member at a time."""
-MAX_LAG_BYTES = 8 << 20
+MAX_LAG_BYTES = 6 << 20
 """A leader proposes nothing while a peer that answers lacks more than this: less than members retain."""
 _NOT_ACCEPTED = (0, b"")
 

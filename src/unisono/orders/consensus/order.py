@@ -303,7 +303,7 @@ WINDOW = 64
 """At most this many instances are in progress at a time."""
 BUNDLES_MAX = 1 << 10
 """At most this many bundles of a member may wait for their place in the log."""
-UNDECIDED_BYTES_MAX = 4 << 20
+UNDECIDED_BYTES_MAX = 2 << 20
 """A member accepts no messages while its waiting bundles have this many bytes or more."""
 FORWARDED_MAX = 1 << 8
 """At most this many undecided bundles of a member are on their way to the leader at a time."""
@@ -313,7 +313,7 @@ VALUE_TARGET_BYTES = 2048
 """Fill log values up to this size. Larger values gain nothing, because one frame can carry several instances."""
 COMPACT_EVERY_INSTANCES = 4096
 """Replace the log by a snapshot each time this many instances have been decided."""
-COMPACT_EVERY_BYTES = 8 << 20
+COMPACT_EVERY_BYTES = 4 << 20
 """Replace the log by a snapshot also when the values decided since the last one have more bytes than this."""
 
 

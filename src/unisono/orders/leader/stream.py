@@ -34,7 +34,7 @@ WINDOW_BYTES = 8 << 20
 """The leader orders no further entry while the entries beyond that one have this many bytes or more."""
 RETAINED_ENTRIES = 4096
 """Keep this many entries that all current members have, for removed members that come back."""
-RETAINED_BYTES = 16 << 20
+RETAINED_BYTES = 8 << 20
 """Keep fewer entries that all current members have if all entries together have more bytes than this."""
 MAX_RESENT_ENTRIES = 512
 """Answer one retransmission request with at most this many entries."""

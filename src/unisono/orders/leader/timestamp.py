@@ -38,7 +38,7 @@ from unisono.orders.leader.messages import (
     RetransmitRequest,
     StampRequest,
 )
-from unisono.orders.leader.stream import RETAINED_ENTRIES, StreamEntry
+from unisono.orders.leader.stream import RETAINED_BYTES, RETAINED_ENTRIES, StreamEntry
 from unisono.orders.packing import NO_MESSAGES, FramePayload, Rqueue, SlotFrames, count_fitting_messages, reservation
 from unisono.wire.codec import control_frame
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
@@ -109,6 +109,7 @@ class TimestampLeader(LeaderOrderBase):
         self._pending_grants: deque[PendingGrant] = deque()
         self._retained_frames: deque[tuple[int, int, int, list[Frame]]] = deque()
         """(position, sender, request, frames) of delivered grants that another member may lack."""
+        self._retained_bytes = 0
         self._stuck_at = self._unanswered_requests = 0
         self._stuck_on: tuple[int, int] | None = None
         # As the leader.
@@ -379,6 +380,7 @@ class TimestampLeader(LeaderOrderBase):
         while not ended and (frame := frames.waiting.pop(frames.next_number, None)) is not None:
             frames.next_number += 1
             self._retained_frames[-1][3].append(frame)
+            self._retained_bytes += frame.payload_bytes
             packed_messages = self._fragments.reassemble(sender, frame.flags, frame.packed_messages, frame.body)
             if packed_messages is not None:
                 self._deliver(entry, entry.ordinal + grant.stamps_used, frame.first_sequence, packed_messages)
@@ -395,10 +397,16 @@ class TimestampLeader(LeaderOrderBase):
                 self._pending_requests.popleft()
         self._last_delivered_request[sender] = entry.request
         self._rqueues[sender].forget_before(entry.request + 1)
-        end = min(self.election.stream.stable, self.election.stream.position - RETAINED_ENTRIES)
-        while self._retained_frames and self._retained_frames[0][0] <= end:
-            self._retained_frames.popleft()
+        self._drop_retained_frames()
         return True
+
+    def _drop_retained_frames(self) -> None:
+        """Drop frames that all members have, except for those of RETAINED_ENTRIES grants and RETAINED_BYTES."""
+        stream, retained = self.election.stream, self._retained_frames
+        while retained and retained[0][0] <= stream.stable:
+            if retained[0][0] > stream.position - RETAINED_ENTRIES and self._retained_bytes <= RETAINED_BYTES:
+                return
+            self._retained_bytes -= sum(frame.payload_bytes for frame in retained.popleft()[3])
 
     # -- members that are removed and come back --------------------------------------------------------------
 

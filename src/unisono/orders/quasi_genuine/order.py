@@ -84,7 +84,7 @@ WINDOW = 64
 RETRANSMIT_AT_ONCE = 8
 COMPACT_EVERY_INSTANCES = 4096
 """A snapshot replaces the log after this many instances."""
-COMPACT_EVERY_BYTES = 8 << 20
+COMPACT_EVERY_BYTES = 4 << 20
 """A snapshot also replaces the log when the values decided since the last one have more bytes than this."""
 BLOCKED_AFTER_REQUESTS = 4
 """A member reports that its deliveries are blocked after requesting the same barriers this many times."""
