@@ -361,7 +361,7 @@ def test_reading_is_bounded_in_time() -> None:
                 portions.append(read(*arguments))
                 return portions[-1]
 
-            transport._read = counted  # type: ignore[method-assign]
+            transport._read = counted  # type: ignore[method-assign, assignment]
             transport._receive = process_slowly
             one.transport.send(to(2, *[b"flood"] * 20))
             async with asyncio.timeout(30):
