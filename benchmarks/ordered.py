@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import unisono
+from benchmarks.process_tree import peak_rss_mb
 from benchmarks.switching import Switch
 
 WARM_S = 0.5
@@ -204,7 +205,7 @@ class MemberRun:
             "user_s": user,
             "system_s": system,
             "page_faults": faults,
-            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_rss_mb": peak_rss_mb(),
             "stalled": self.stalled,
             "violations": self.violations[:3],
         }
