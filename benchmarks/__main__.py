@@ -26,6 +26,7 @@ from benchmarks import (
     quasi_genuine,
     rmcast,
     simulator,
+    single,
     sweep,
     throughput,
     verify,
@@ -36,6 +37,7 @@ from benchmarks.report import DOCUMENT, document, machine_facts, revised, tables
 
 BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "throughput": throughput.rows,
+    "single": single.rows,
     "latency": latency.rows,
     "failures": failures.rows,
     "kill": kill.rows,

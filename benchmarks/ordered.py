@@ -1,5 +1,8 @@
 """One member of the throughput benchmark: sends as fast as the group accepts, and counts deliveries.
 
+With `single` in its configuration, the member sends by `send` and iterates over single events; else by `send_many` and
+over batches.
+
 With UNISONO_PROFILE set to a folder, the counted time of one member is profiled and the profile left there.
 """
 
@@ -18,6 +21,7 @@ from typing import Any
 from tests.worlds.joining import join_group
 
 import unisono
+from benchmarks.process_tree import peak_rss_mb
 from benchmarks.switching import Switch
 
 WARM_S = 0.5
@@ -25,6 +29,7 @@ WARM_S = 0.5
 STALL_S = 5.0
 """Without any delivery for this long the group has stopped: something was lost, or no process gets to run."""
 GATHER_S = 20.0
+CHECK_TIME_EVERY = 64
 PROFILED = 1
 """The member to profile; profiling all would slow the group down too much."""
 
@@ -64,12 +69,19 @@ class MemberRun:
             max_frame=int(setup["max_frame"]),
             link=unisono.Link("400Gbit/s"),
             metrics=bool(setup.get("monitor")),
+            **_order_options(setup),
         )
+        if setup.get("failures"):
+            await self._gather(group)
         transport = group._driver.transport
         if setup.get("monitor"):
             self._switch = Switch(group)
         self._begin = self.last = time.monotonic()
-        tasks = [asyncio.create_task(part) for part in (self._count(group), self._send(group, burst, size))]
+        if setup.get("single"):
+            parts = (self._count_each(group), self._send_each(group, size))
+        else:
+            parts = (self._count(group), self._send(group, burst, size))
+        tasks = [asyncio.create_task(part) for part in parts]
         watching = asyncio.create_task(self._watch())
         await asyncio.wait({*tasks, watching}, timeout=WARM_S + self.seconds + 1, return_when=asyncio.FIRST_COMPLETED)
         for done in tasks:
@@ -109,6 +121,35 @@ class MemberRun:
             await group.send_many(messages)
             await asyncio.sleep(0)
 
+    async def _send_each(self, group: unisono.Group, size: int) -> None:
+        message = bytes(size)
+        while time.monotonic() - self._begin < WARM_S + self.seconds + 0.5:
+            for _ in range(CHECK_TIME_EVERY):
+                await group.send(message)
+
+    async def _count_each(self, group: unisono.Group) -> None:
+        """Count single deliveries; look at the clock once per CHECK_TIME_EVERY events, as an application would."""
+        end, me, others, skipped, delivery = self._begin + WARM_S + self.seconds, self.me, 0, 0, unisono.Delivery
+        async for event in group:
+            if not isinstance(event, delivery):
+                if isinstance(event, unisono.Violation):
+                    self.violations.append(f"{event.kind}: {event.text}")
+                continue
+            if event.sender == me:
+                continue
+            others += 1
+            if others % CHECK_TIME_EVERY:
+                continue
+            self.last = now = time.monotonic()
+            if self._before is None:
+                if now - self._begin > WARM_S:
+                    self._start_counting(now)
+                    skipped = others
+            elif now <= end:
+                self.counted_to, self.from_others = now, others - skipped
+            else:
+                self._finish()
+
     async def _count(self, group: unisono.Group) -> None:
         end = self._begin + WARM_S + self.seconds
         async for event in group.batches():
@@ -122,9 +163,7 @@ class MemberRun:
             self.last = now = time.monotonic()
             if self._before is None:
                 if now - self._begin > WARM_S:
-                    self._before, self.counted_from = resource.getrusage(resource.RUSAGE_SELF), now
-                    if self._profile_at is not None:
-                        self._profile.enable()
+                    self._start_counting(now)
                 continue
             if now > end:
                 self._finish()
@@ -142,6 +181,11 @@ class MemberRun:
         while time.monotonic() - self.last < STALL_S:
             await asyncio.sleep(0.1)
         self.stalled = True
+
+    def _start_counting(self, now: float) -> None:
+        self._before, self.counted_from = resource.getrusage(resource.RUSAGE_SELF), now
+        if self._profile_at is not None:
+            self._profile.enable()
 
     def _finish(self) -> None:
         if self._after is None:
@@ -163,9 +207,23 @@ class MemberRun:
             "user_s": user,
             "system_s": system,
             "page_faults": faults,
+            "peak_rss_mb": peak_rss_mb(),
             "stalled": self.stalled,
             "violations": self.violations[:3],
         }
+
+
+def _order_options(setup: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `join` that choose the order and its variant; plain VBR without any."""
+    order = setup.get("order", "vbr")
+    options: dict[str, Any] = {"order": order, "failures": bool(setup.get("failures"))}
+    if setup.get("grades"):
+        options["grades"] = setup["grades"]
+    if setup.get("reliable"):
+        options["reliable"] = unisono.Redundancy.of_ns(1, int(setup["delta_ns"]) // 10)
+    if order == "quasi_genuine":
+        options["topology"] = unisono.Topology({"a": [int(m) for m in setup["peers"]]}, {"a": ["a"]})
+    return options
 
 
 def main() -> None:

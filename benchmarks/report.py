@@ -21,6 +21,7 @@ from benchmarks import (
     quasi_genuine,
     rmcast,
     simulator,
+    single,
     sweep,
     throughput,
     verify,
@@ -47,6 +48,20 @@ COLUMNS: dict[str, dict[str, str]] = {
         "declared_per_s": "declared",
         "burst": "burst",
         "slot_ms": "slot ms",
+        "stalled": "rounds stalled",
+        "why": "why",
+    },
+    "single": {
+        "system": "system",
+        "api": "API",
+        "messages_per_s": "messages/s per member",
+        "ratio": "ratio to raw",
+        "target": "target",
+        "peer_ratio": "ratio to PySyncObj",
+        "peer_target": "target of that",
+        "cpu_us_per_message": "CPU µs per message",
+        "peak_mb": "most memory, MB",
+        "peak_target_mb": "at most, MB",
         "stalled": "rounds stalled",
         "why": "why",
     },
@@ -252,6 +267,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 
 TITLES = {
     "throughput": "(a) Throughput",
+    "single": "The ordinary API, and memory",
     "latency": "(b) Latency against the bound",
     "failures": "Throughput with failures allowed",
     "kill": "A member is killed",
@@ -281,6 +297,11 @@ counted. Raw and ordered alternate; the ratio is the median of the rounds' ratio
 processor time per message and is the steadier of the two on a machine that others use. For the order nothing may \
 be lost, so what can be under way (window × peers × burst) is kept within the receive buffer; of a few such \
 declarations the one that delivers most in a short trial is measured. *Declared* is what its bursts would allow.""",
+    "single": f"""\
+The processes of (a), messages of {single.SIZE} B. With the *single* API each message is sent by `await group.send(m)` \
+and received by `async for event in group`; with the *batch* API by `send_many` and `batches`. *raw UDP* is that of \
+(a): it slices each message out in Python. All take turns; ratios are those of the medians. PySyncObj, a replicated \
+log by Raft in Python, takes its turn if it is installed. *Most memory* is the largest resident size of any process.""",
     "latency": f"""\
 {latency.MEMBERS} processes, each sending {latency.RATE:g} messages/s (Poisson, 100 B). From handing in to \
 delivery, out of the recorded trace. The bound is Δ+Γ+Θ: Δ is the measured 99.99 % quantile of the network's delay \

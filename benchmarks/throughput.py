@@ -108,7 +108,12 @@ def _results(processes: list[subprocess.Popen[str]], seconds: float) -> list[dic
 
 def raw(size: int, seconds: float) -> list[dict[str, Any]]:
     """The processes' figures without ordering."""
-    processes = _start("benchmarks.raw", _setups(size, seconds))
+    return begun_together("benchmarks.raw", size, seconds)
+
+
+def begun_together(module: str, size: int, seconds: float) -> list[dict[str, Any]]:
+    """The figures of processes that each write a line when they are ready, and then read when to begin."""
+    processes = _start(module, _setups(size, seconds))
     for process in processes:
         assert process.stdout is not None
         process.stdout.readline()

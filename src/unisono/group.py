@@ -45,6 +45,9 @@ Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 
 LEAVE_TIMEOUT_S = 1.0
 _Taken = TypeVar("_Taken")
+_DEFAULT_PRIORITY = 0
+_FIRST_CHUNK, _LARGEST_CHUNK = 16, 256
+"""How many deliveries an iteration prepares at once: at first, and at most."""
 
 
 def join(
@@ -203,9 +206,13 @@ class Group:
         self._stack = stack
         self._link_share = link_share
         self._opened_batch: Batch | None = None
+        self._opened_payloads: list[bytes] = []
+        """The messages of `_opened_batch`; the first `_prepared` of them have been prepared for the application."""
+        self._prepared = 0
         self._remaining_deliveries: deque[Delivery] = deque()
-        """The deliveries of `_opened_batch` that no iteration has yielded yet, because the application may stop at any
-        time."""
+        """The deliveries that were prepared and that no iteration has yielded yet, because the application may stop at
+        any time."""
+        self._chunk = _FIRST_CHUNK
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -217,6 +224,11 @@ class Group:
         With a topology, `to` names the groups that get the message; the default is this member's own group. Raises
         DestinationNotAllowed, which lists the allowed groups, if this member's group may not send to one of them.
         """
+        driver = self._driver
+        plain = type(message) is bytes and priority is _DEFAULT_PRIORITY and to is None
+        in_loop = plain and asyncio.get_running_loop() is driver.loop
+        if in_loop and (driver.credit.take(message) or driver.take_first(message)):
+            return
         await self.send_many((message,), priority=priority, to=to)
 
     async def send_many(
@@ -282,7 +294,7 @@ class Group:
 
     def batches(self) -> AsyncIterator[DriverEvent]:
         """Iterate over batches of deliveries and over other events, in order, until this member leaves the group."""
-        return _Iteration(self._driver, self._take_batch)
+        return _Iteration(self._driver, self._take_batch, self._driver.turn.is_over)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """Iterate over deliveries and other events, in order, until this member leaves the group.
@@ -290,7 +302,7 @@ class Group:
         A cancelled `anext` takes no event, and the next one continues. Each event goes to exactly one of several
         iterations over a group: to the one that asked first.
         """
-        return _Iteration(self._driver, self._take_event)
+        return _Iteration(self._driver, self._take_event, self._turn_is_over)
 
     async def next(self, *, timeout: str | None = None) -> Event:
         """Return the next event of an iteration. Raise Timeout if none comes in time, GroupClosed if none can come."""
@@ -314,12 +326,13 @@ class Group:
 
     def _take_event(self) -> Event | None:
         """Take the next delivery or other event; None if there is none now."""
-        while not self._remaining_deliveries:
+        remaining_deliveries = self._remaining_deliveries
+        while not remaining_deliveries and not self._prepare_deliveries():
             event = self._take_batch()
             if not isinstance(event, Batch):
                 return event
-            self._opened_batch, self._remaining_deliveries = event, deque(event.deliveries())
-        return self._remaining_deliveries.popleft()
+            self._open_batch(event)
+        return remaining_deliveries.popleft()
 
     async def consume(self) -> Delivery:
         """Deliver the next message of a priority order: take it from the queue. Iterating over the group does the same.
@@ -335,11 +348,40 @@ class Group:
 
     def _remaining_batch(self) -> Batch | None:
         """The deliveries of a batch that an unfinished iteration has not yielded yet; None if there are none."""
-        opened, rest = self._opened_batch, self._remaining_deliveries
-        if opened is None or not rest:
+        opened, yielded = self._opened_batch, self._prepared - len(self._remaining_deliveries)
+        if opened is None or yielded == len(self._opened_payloads):
             return None
-        self._remaining_deliveries = deque()
-        return remaining(opened, rest)
+        rest = remaining(opened, self._opened_payloads[yielded:])
+        self._opened_batch, self._opened_payloads, self._prepared = None, [], 0
+        self._remaining_deliveries.clear()
+        return rest
+
+    def _open_batch(self, batch: Batch) -> None:
+        """Start to yield the deliveries of a batch one by one."""
+        self._opened_batch, self._opened_payloads, self._prepared = batch, batch.messages, 0
+        self._remaining_deliveries.clear()
+
+    def _prepare_deliveries(self) -> bool:
+        """Prepare the next deliveries of the opened batch; False if it has no more."""
+        batch, start = self._opened_batch, self._prepared
+        if batch is None or start == len(self._opened_payloads):
+            return False
+        payloads = self._opened_payloads[start : start + self._chunk]
+        self._remaining_deliveries.extend(batch.deliveries_of(payloads, start))
+        self._prepared += len(payloads)
+        return True
+
+    def _turn_is_over(self) -> bool:
+        """Whether the application has used up its turn with the last chunk of deliveries. Adapt the size of chunks.
+
+        Never in the middle of a chunk. The chunks are short if the application needs long for each delivery, and long
+        if a look at the clock would cost more than the delivery.
+        """
+        if self._remaining_deliveries:
+            return False
+        over = self._driver.turn.is_over()
+        self._chunk = max(1, self._chunk // 2) if over else min(2 * self._chunk, _LARGEST_CHUNK)
+        return over
 
     # -- properties and statistics ---------------------------------------------------------------------------
 
@@ -377,7 +419,7 @@ class Group:
         """This member's measurements of itself and of the network, so far."""
         driver, stack = self._driver, self._stack
         return Stats(
-            sent=driver.sent,
+            sent=driver.accepted,
             delivered=driver.delivered,
             bound_ns=self.bound_ns,
             delays=stack.delays,
@@ -483,17 +525,19 @@ class Group:
 class _Iteration(Generic[_Taken]):
     """An iteration over the events of a group. All its state is in the group, so a cancelled `anext` loses nothing."""
 
-    __slots__ = ("_driver", "_take")
+    __slots__ = ("_driver", "_take", "_turn_is_over")
 
-    def __init__(self, driver: Driver, take: Callable[[], _Taken | None]) -> None:
+    def __init__(self, driver: Driver, take: Callable[[], _Taken | None], turn_is_over: Callable[[], bool]) -> None:
         driver.check_event_loop()
-        self._driver, self._take = driver, take
+        self._driver, self._take, self._turn_is_over = driver, take, turn_is_over
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> _Taken:
         driver = self._driver
+        if self._turn_is_over():
+            await asyncio.sleep(0)
         while (event := self._take()) is None:
             if driver.closed:
                 driver.raise_if_failed()

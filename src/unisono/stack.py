@@ -159,6 +159,16 @@ class Stack:
             accepted = self._priority_order.submit_with_priority(now, messages, priority)
         return self._record_submitted(now, messages, accepted)
 
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, `submit` accepts for certain at the same clock reading.
+
+        Nothing else may be passed to the stack in between. The answer may be lower than what `submit` accepts.
+        """
+        self._now = now
+        found = self.order.room(now)
+        self._pump(now)
+        return found
+
     def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int:
         """Submit messages to these groups; return how many of them, from the first on, the order accepted.
 

@@ -6,7 +6,7 @@ import pytest
 from tests.simulation.consensus_world import HEARTBEAT_NS, MS, RETRY_NS, ConsensusWorld
 
 from unisono.agreement.paxos.acceptor import RECORD_DECIDED_EVERY, Acceptor, Decision, ForwardedValue, RestoredState
-from unisono.agreement.paxos.consensus import CandidateState, Consensus, Role, ballot_after, owner_of
+from unisono.agreement.paxos.consensus import MAX_LAG_BYTES, CandidateState, Consensus, Role, ballot_after, owner_of
 from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
@@ -349,3 +349,35 @@ def test_invalid_arguments_are_refused() -> None:
     assert len(leader.down[-1].body) + 48 <= 1400
     with pytest.raises(InvalidOption, match="member 4"):
         Consensus(4, (1, 2, 3), every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS)
+
+
+BIG = bytes(60_000)
+
+
+def test_a_leader_waits_for_a_peer_that_answers_and_lags() -> None:
+    """Member 2 follows, member 3 answers and knows no decision: it would find the values discarded."""
+    leader, ballot = elected(max_frame=65_000, window=1000), ballot_after(0, 1)
+    enough = MAX_LAG_BYTES // len(BIG)
+    for k in range(1, enough + 2):
+        assert leader.may_propose_next(2 * MS)
+        assert leader.propose(2 * MS, k, BIG)
+        leader.from_below(2 * MS, frame_of(2, Accepted(ballot, k, k)))
+    assert leader.decided == enough + 1
+    assert not leader.may_propose_next(2 * MS)
+    leader.from_below(3 * MS, frame_of(3, Accepted(ballot, enough, 1)))
+    assert leader.may_propose_next(3 * MS), "member 3 has the first value"
+    assert leader.propose(3 * MS, enough + 2, BIG)
+    assert not leader.may_propose_next(3 * MS)
+    silent = leader.detector.timeout_ns(3) + 2 * HEARTBEAT_NS
+    assert leader.may_propose_next(3 * MS + silent), "a member that does not answer stops nobody"
+
+
+def test_a_leader_does_not_wait_for_a_peer_that_needs_a_snapshot() -> None:
+    leader, ballot = elected(max_frame=65_000, window=1000, retain=10), ballot_after(0, 1)
+    count = MAX_LAG_BYTES // len(BIG) + 1
+    for k in range(1, count + 1):
+        leader.propose(2 * MS, k, BIG)
+        leader.from_below(2 * MS, frame_of(2, Accepted(ballot, k, k)))
+    assert not leader.may_propose_next(2 * MS)
+    leader.compact(count, b"state")
+    assert leader.may_propose_next(2 * MS)

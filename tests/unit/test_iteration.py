@@ -77,7 +77,7 @@ def test_no_event_is_lost_when_anext_is_cancelled_at_every_moment(order: str) ->
 
     async def part() -> list[bytes]:
         found: list[bytes] = []
-        async with network(members=2, order=order, rate=unisono.Rate(avg=1000, burst=4)) as net:
+        async with network(members=2, order=order, rate=unisono.Rate(avg=800, burst=4)) as net:
             await drain(net[1])
             sending = asyncio.create_task(net[2].send_many([b"%d" % number for number in range(50)]))
             events, timeouts = aiter(net[1]), 0
@@ -113,7 +113,7 @@ def test_a_cancelled_anext_whose_event_has_just_come_leaves_it_to_the_next_one()
 @pytest.mark.parametrize("by_batches", [False, True])
 def test_two_iterations_share_the_events_and_each_event_comes_once(by_batches: bool) -> None:
     async def part() -> None:
-        async with network(members=2, rate=unisono.Rate(avg=2000, burst=8)) as net:
+        async with network(members=2, rate=unisono.Rate(avg=1600, burst=8)) as net:
             await drain(net[1])
             found: list[list[bytes]] = [[], []]
 

@@ -13,9 +13,10 @@ from unisono.model.events import Batch, LeaveComplete, View, ViewChange, Violati
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate, UnlimitedNetwork, group_key
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.leader.base import LeaderOrderBase
-from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.broadcast import MAX_PENDING_BYTES, LeaderBroadcast
 from unisono.orders.leader.election import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.leader.messages import (
     MEMBER_LIST,
@@ -306,7 +307,7 @@ def test_the_leader_is_ahead_of_the_slowest_member_by_at_most_the_window() -> No
 
 def ordered_without(member: int, slots: int) -> Bench:
     """A group whose leader orders 500 frames in each of `slots` slots; this member is cut off in that time."""
-    bench = Bench(3, rate=Rate(1e9, 500))
+    bench = Bench(3, rate=Rate(100_000, 500))
     bench.wait(30 * MS)
     bench.isolated = {member}
     bench.wait(80 * MS)
@@ -567,3 +568,20 @@ def test_the_door_checks_an_entry_before_it_admits_it() -> None:
     assert admitted(list_bytes + MEMBER_LIST.encode(MemberList((1, 4)))) is Refusal.BAD_CONTROL
     assert admitted(list_bytes + b"\0") is Refusal.BAD_CONTROL
     assert admitted(b"", kind=Kind.STREAM_HEARTBEAT) is Refusal.BAD_CONTROL
+
+
+def test_undelivered_frames_of_a_member_are_bounded() -> None:
+    """Without an answer of the leader, a member accepts messages up to the limit and one burst more."""
+    bench = Bench(rate=Rate(200, 1))
+    order = bench.order(2)
+    assert isinstance(order, LeaderBroadcast)
+    assert order.room(START) != NO_ROOM
+    order._pending_bytes = MAX_PENDING_BYTES
+    assert order.room(START) == NO_ROOM
+    assert bench.stacks[2].submit(bench.now, [b"x"]) == 0
+    order._pending_bytes = 0
+    assert bench.stacks[2].submit(bench.now, [b"x" * 50]) == 1
+    assert order._pending_bytes == 50
+    bench.exchange()
+    assert bench.texts(2) == [b"x" * 50]
+    assert order._pending_bytes == 0

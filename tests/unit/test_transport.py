@@ -4,6 +4,7 @@ import asyncio
 import errno
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -350,9 +351,37 @@ def test_drain_reads_arrived_datagrams_and_pausing_leaves_them() -> None:
 def test_a_flood_is_read_in_bounded_portions() -> None:
     async def scene() -> None:
         async with members(2, offload=False) as (one, two):
-            one.transport.send(to(2, *[b"flood"] * 200))
-            await two.until_got(200)
-            assert two.afters >= 200 // 64
+            one.transport.send(to(2, *[b"flood"] * 5000))
+            await two.until_got(5000)
+            assert two.afters >= 2, "the limit by size counts at least 256 bytes for a datagram"
+
+    asyncio.run(scene())
+
+
+def test_reading_is_bounded_in_time() -> None:
+    """Slow processing of datagrams lets the event loop have its turn after about 2 ms."""
+
+    def process_slowly(*_: object) -> None:
+        ends_at = time.monotonic() + 0.001
+        while time.monotonic() < ends_at:
+            pass
+
+    async def scene() -> None:
+        async with members(2, offload=False) as (one, two):
+            transport = two.transport
+            read, portions = transport._read, list[int]()
+
+            def counted(*arguments: Any) -> int:
+                portions.append(read(*arguments))
+                return portions[-1]
+
+            transport._read = counted  # type: ignore[method-assign, assignment]
+            transport._receive = process_slowly
+            one.transport.send(to(2, *[b"flood"] * 20))
+            async with asyncio.timeout(30):
+                while sum(portions) < 20:
+                    await asyncio.sleep(0)
+            assert max(portions) <= 2
 
     asyncio.run(scene())
 
@@ -531,7 +560,7 @@ def test_backlog_under_a_tiny_send_buffer(tmp_path: Path) -> None:
             assert outbox.backlog_bytes == 1000 * (100 - outbox.traffic.datagrams)
 
             def read() -> None:
-                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), max_calls=64, max_bytes=1 << 20)
+                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), max_bytes=1 << 20, max_s=1.0)
 
             loop.add_reader(receiver.fileno(), read)
             async with asyncio.timeout(10):

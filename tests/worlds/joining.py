@@ -25,10 +25,9 @@ def group_config(group: str = "unisono", **options: Any) -> Config:
         chosen = order
     else:
         known = {option.name for option in options_of(order_class(order))}
-        always = {"failures"} - known  # these orders tolerate failures anyway
+        if "failures" not in known and (order != "cbr" or not given.get("failures")):
+            given.pop("failures", None)  # these orders tolerate failures anyway
         chosen = order_options(order, {name: given.pop(name) for name in known & given.keys()})
-        for name in always & given.keys():
-            del given[name]
     made: dict[str, Any] = {"group": group, "order": chosen}
     for name, part in (("network", Network), ("observe", Observe)):
         names = {field.name for field in fields(part)}

@@ -249,6 +249,10 @@ class SequenceWindow:
 # -- the contracts of the order and the observer ---------------------------------------------------------------------
 
 
+NO_ROOM = (0, 0)
+"""The answer of `Order.room` that promises nothing."""
+
+
 class Order(Timed, Protocol):
     """The top of a stack: application messages go in, ordered deliveries come out."""
 
@@ -267,6 +271,13 @@ class Order(Timed, Protocol):
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Accept as many of the messages, from the first on, as the declared rate allows now. Returns how many."""
+
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, `submit` accepts for certain at the same clock reading.
+
+        No other input may come in between. The answer may be lower than what `submit` accepts; NO_ROOM promises
+        nothing.
+        """
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Handle a frame that has arrived from the layer below, or from the network."""

@@ -15,6 +15,7 @@ from unisono.model.events import LeaveComplete, StackEvent
 from unisono.model.policy import Policy
 from unisono.model.units import Rate
 from unisono.net.clock_check import ClockDifference
+from unisono.net.layer import NO_ROOM
 from unisono.orders.formation import RateExchange
 from unisono.wire.frame import Frame
 
@@ -74,6 +75,10 @@ class OrderBase(ABC):
         violation = self.exchange.on_clock_difference(difference.peer, difference.incarnation, difference.difference_ns)
         if violation is not None:
             self.events.append(violation)
+
+    def room(self, now: int) -> tuple[int, int]:
+        """What `submit` accepts for certain at the same reading: nothing, if the order cannot tell beforehand."""
+        return NO_ROOM
 
     @abstractmethod
     def running(self) -> bool:

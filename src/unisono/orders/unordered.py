@@ -25,6 +25,7 @@ from unisono.model.events import POSITIONS_PER_SENDER, Batch, View, ViewChange
 from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import NS_PER_S, Rate, Reserver
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
 from unisono.orders.packing import (
     NO_MESSAGES,
@@ -127,6 +128,17 @@ class Unordered(VariableRateBase):
             self._send(now, payload, 0)
         self._send(now, last, END_OF_SLOT)
         return count
+
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, the declared rate allows in the current slot."""
+        if (
+            Input.SUBMIT not in ACCEPTED_INPUTS[self.mode]
+            or self._leaving
+            or now < self._timing.start_of(self.view.first_slot)
+        ):
+            return NO_ROOM
+        self._open_current_slot(now)
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Process a frame that has arrived: deliver its messages, or use its HELLO to form the group."""

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from unisono.model.events import PackedMessages
@@ -24,6 +25,31 @@ PACKED_HEADER_BYTES = _HEAD.size
 MIXED_SIZES = 0xFFFF
 SIZE_ENTRY_BYTES = 2
 """The bytes of each message's size in the table of sizes before packed messages."""
+
+
+_SLICED_AT_ONCE = 64
+"""Slice at most this many messages by one `Struct`, so that the cache of them stays small."""
+
+
+@lru_cache(maxsize=512)
+def _slicer(size: int, count: int) -> struct.Struct:
+    """Slices `count` messages of `size` bytes in one call, several times as fast as slicing each in Python."""
+    return struct.Struct(f"{size}s" * count)
+
+
+def slice_messages(data: bytes, start: int, size: int, count: int) -> list[bytes]:
+    """The `count` messages of `size` bytes that follow each other in `data` from `start` on."""
+    if count <= _SLICED_AT_ONCE:
+        return list(_slicer(size, count).unpack_from(data, start))
+    messages: list[bytes] = []
+    full, rest = divmod(count, _SLICED_AT_ONCE)
+    unpack = _slicer(size, _SLICED_AT_ONCE).unpack_from
+    step = size * _SLICED_AT_ONCE
+    for at in range(start, start + full * step, step):
+        messages += unpack(data, at)
+    if rest:
+        messages += _slicer(size, rest).unpack_from(data, start + full * step)
+    return messages
 
 
 class OutgoingMessages:
@@ -85,7 +111,7 @@ class IncomingMessages:
         if size == 0:
             return [b""] * self._count
         if size != MIXED_SIZES:
-            return [data[i : i + size] for i in range(self._start + PACKED_HEADER_BYTES, self._end, size)]
+            return slice_messages(data, self._start + PACKED_HEADER_BYTES, size, self._count)
         sizes = self.sizes()
         body = self._start + PACKED_HEADER_BYTES + SIZE_ENTRY_BYTES * self._count
         return [data[a:b] for a, b in pairwise(accumulate(sizes, initial=body))]
@@ -245,6 +271,11 @@ class Frame:
     """Outgoing: may be sent by IP multicast. Incoming: arrived by IP multicast."""
     message: object = field(default=None, kw_only=True)
     """The control message that the body encodes. Incoming: the door has decoded it, so no layer decodes it again."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of the messages, or of the body if the frame carries no packed messages."""
+        return len(self.body) if self.packed_messages is None else self.packed_messages.payload_bytes
 
     @property
     def is_end_of_slot(self) -> bool:

@@ -33,6 +33,8 @@ from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import Write
 from unisono.wire.codec import Unreadable
 
+RETAINED_BYTES = 8 << 20
+"""Keep fewer of the values that the snapshot replaces if they have more bytes than this."""
 RECORD_DECIDED_EVERY = 64
 """Record the last decision once per this many decisions. The record only saves work after a crash."""
 FRAMES_PER_ANSWER = 16
@@ -182,6 +184,14 @@ class Acceptor:
             values.append(value)
         return tuple(values)
 
+    def first_within(self, first: int, last: int, max_bytes: int) -> int:
+        """The first instance from `first` on such that the values from it to `last` have at most `max_bytes`."""
+        for k in range(last, first - 1, -1):
+            max_bytes -= len(self.log[k][1])
+            if max_bytes < 0:
+                return k + 1
+        return first
+
     # -- snapshots and recovery ------------------------------------------------------------------------------
 
     def compact(self, k: int, state: bytes) -> None:
@@ -189,7 +199,8 @@ class Acceptor:
         if not self.snapshot_at < k <= self.decided:
             return
         self.snapshot_at, self.snapshot = k, state
-        self._discard_upto(k - self._retained_values)
+        first = max(self.discarded_upto, k - self._retained_values) + 1
+        self._discard_upto(self.first_within(first, k, RETAINED_BYTES) - 1)
         self._rewrite_storage()
 
     def install_snapshot(self, k: int, state: bytes) -> None:

@@ -75,6 +75,8 @@ CANDIDACY_RETRIES = 8
 """A candidate gives up after this many retry intervals."""
 RETRANSMIT_FRAMES_MAX = 8
 """Retransmit at most this many ACCEPT frames to one member at a time."""
+MAX_LAG_BYTES = 6 << 20
+"""A leader proposes nothing while a peer that answers lacks more than this: less than members retain."""
 _NOT_ACCEPTED = (0, b"")
 
 
@@ -193,6 +195,20 @@ class Consensus:
     def next_free(self) -> int:
         """The first instance for which this member has accepted no value: the next one that a leader may use."""
         return self._acceptor.last_accepted + 1
+
+    def may_propose_next(self, now: int) -> bool:
+        """For a leader: whether it may propose a value for instance `next_free` now.
+
+        It must wait while `window` instances are undecided, and while a peer that answers lacks more than
+        MAX_LAG_BYTES. A peer that falls further behind would find the values discarded.
+        """
+        if self._leader_state is None or self.next_free > self.decided + self.window:
+            return False
+        last_answer, timeout_ns = self._leader_state.last_answer_ns, self.detector.timeout_ns
+        return not any(
+            now - last_answer[member] <= timeout_ns(member) + self._every_ns
+            for member in self._leader_state.too_far_behind()
+        )
 
     def decisions_known_by(self, members: Iterable[int]) -> bool:
         """For a leader: whether all these members have acknowledged every decision."""
@@ -631,6 +647,18 @@ class LeaderState:
         self.last_answer_ns[member] = now
         self.known_decided[member] = max(self.known_decided[member], decided)
         self._accepted_upto[member] = max(self._accepted_upto[member], min(upto, self._acceptor.last_accepted))
+
+    def too_far_behind(self) -> list[int]:
+        """The peers that lack more than MAX_LAG_BYTES of values.
+
+        A peer that lacks discarded values does not count: it needs a snapshot in any case.
+        """
+        acceptor = self._acceptor
+        known = {peer: k for peer, k in self.known_decided.items() if k >= acceptor.discarded_upto}
+        first = acceptor.first_within(
+            min(known.values(), default=acceptor.last_accepted) + 1, acceptor.last_accepted, MAX_LAG_BYTES
+        )
+        return [peer for peer, k in known.items() if k + 1 < first]
 
     def has_unanswered(self) -> bool:
         """Whether some member has not accepted all values sent."""

@@ -49,6 +49,7 @@ from unisono.model.events import (
 )
 from unisono.model.policy import Policy
 from unisono.model.units import NS_PER_MS, NS_PER_S, BandwidthReservation, Rate, Reserver
+from unisono.net.layer import NO_ROOM
 from unisono.orders.consensus.bounds import consensus_latency_bound_ns
 from unisono.orders.contract import Mode
 from unisono.orders.packing import (
@@ -161,6 +162,10 @@ class ConsensusOrderBase(ABC):
                 self._apply_decisions(now, decisions)
                 progress = True
         self._finish_flush(now)
+
+    def room(self, now: int) -> tuple[int, int]:
+        """What `submit` accepts for certain at the same reading: nothing, if the order cannot tell beforehand."""
+        return NO_ROOM
 
     @abstractmethod
     def _on_leader_change(self, now: int) -> None:
@@ -311,6 +316,8 @@ WINDOW = 64
 """At most this many instances are in progress at a time."""
 BUNDLES_MAX = 1 << 10
 """At most this many bundles of a member may wait for their place in the log."""
+UNDECIDED_BYTES_MAX = 2 << 20
+"""A member accepts no messages while its waiting bundles have this many bytes or more."""
 FORWARDED_MAX = 1 << 8
 """At most this many undecided bundles of a member are on their way to the leader at a time."""
 RETRANSMIT_AT_ONCE = 8
@@ -319,6 +326,8 @@ VALUE_TARGET_BYTES = 2048
 """Fill log values up to this size. Larger values gain nothing, because one frame can carry several instances."""
 COMPACT_EVERY_INSTANCES = 4096
 """Replace the log by a snapshot each time this many instances have been decided."""
+COMPACT_EVERY_BYTES = 4 << 20
+"""Replace the log by a snapshot also when the values decided since the last one have more bytes than this."""
 
 
 class ConsensusOrder(ConsensusOrderBase):
@@ -338,6 +347,7 @@ class ConsensusOrder(ConsensusOrderBase):
         self._packer = Packer(self.consensus.max_value_bytes - BUNDLE_OVERHEAD_BYTES + HEADER_BYTES)
         self._paced_slot = 0
         self._next_serial = self._next_sequence = 0
+        self._uncompacted_bytes = self._undecided_bytes = 0
         self._undecided: deque[tuple[int, int, bytes]] = deque()
         """(serial, slot, encoded bundle) of own bundles that are not in the log yet."""
         self._forwarded = self._forwarded_at = 0
@@ -365,14 +375,10 @@ class ConsensusOrder(ConsensusOrderBase):
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Accept as many messages as the declared rate allows, or none if too many bundles are undecided."""
         sizes = checked_sizes(messages, self._policy.max_message)
-        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None or not sizes:
+        if self.room(now) == NO_ROOM:
             return 0
-        slot = self._timing.slot_of(now)
-        if slot > self._paced_slot:
-            self._paced_slot = slot
-            self._pacer.enter_slot(slot)
-        count = count_fitting_messages(self._pacer, sizes)
-        if count == 0 or len(self._undecided) >= BUNDLES_MAX:
+        slot, count = self._paced_slot, count_fitting_messages(self._pacer, sizes)
+        if count == 0:
             return 0
         self._pacer.record_sent(count, sum(sizes[:count]))
         self._pacer.check(self._policy.member)
@@ -384,6 +390,18 @@ class ConsensusOrder(ConsensusOrderBase):
         self.now, self.has_pending_input = now, True
         self._forward(now)
         return count
+
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, the declared rate allows now."""
+        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None:
+            return NO_ROOM
+        slot = self._timing.slot_of(now)
+        if slot > self._paced_slot:
+            self._paced_slot = slot
+            self._pacer.enter_slot(slot)
+        if len(self._undecided) >= BUNDLES_MAX or self._undecided_bytes >= UNDECIDED_BYTES_MAX:
+            return NO_ROOM
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Process a frame that has arrived, of consensus or with forwarded bundles."""
@@ -448,6 +466,7 @@ class ConsensusOrder(ConsensusOrderBase):
         policy = self._policy
         bundle = Bundle(policy.member, policy.incarnation, self._next_serial, self._next_sequence, flags, body)
         self._undecided.append((self._next_serial, slot, encode_bundle(bundle)))
+        self._undecided_bytes += len(self._undecided[-1][2])
         self._next_serial += 1
 
     def _forward(self, now: int) -> None:
@@ -498,7 +517,7 @@ class ConsensusOrder(ConsensusOrderBase):
             self._accept_forwarded(consensus.forwarded)
             consensus.forwarded.clear()
         k = consensus.next_free
-        if not self._to_propose or not consensus.is_leader or k > consensus.decided + consensus.window:
+        if not self._to_propose or not consensus.may_propose_next(now):
             return False
         space = min(consensus.max_value_bytes, VALUE_TARGET_BYTES) - BUNDLE_OVERHEAD_BYTES
         bundles: list[bytes] = []
@@ -528,13 +547,15 @@ class ConsensusOrder(ConsensusOrderBase):
             except Unreadable:
                 self.ignored["malformed"] += 1
                 continue
-            if decision.k % COMPACT_EVERY_INSTANCES == 0:
+            self._uncompacted_bytes += len(decision.value)
+            if decision.k % COMPACT_EVERY_INSTANCES == 0 or self._uncompacted_bytes > COMPACT_EVERY_BYTES:
+                self._uncompacted_bytes = 0
                 self.consensus.compact(decision.k, log.state())
         self.events += log.batches
         log.batches.clear()
         next_undecided = log.next_serial(policy.member, policy.incarnation)
         while self._undecided and self._undecided[0][0] < next_undecided:
-            self._undecided.popleft()
+            self._undecided_bytes -= len(self._undecided.popleft()[2])
             self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
         self._forward(now)
 

@@ -32,6 +32,7 @@ from unisono.model.message_set import MessageRange, SenderSlot
 from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, NS_PER_MS, Rate, duration_text
+from unisono.net.layer import NO_ROOM
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.consensus.order import build_consensus
 from unisono.orders.final.agreement import (
@@ -146,6 +147,11 @@ class FinalOrder:
         """Submit to the inner order, unless too much waits to become final."""
         self.now, self._has_input = now, True
         return 0 if self._total_pending_bytes > PENDING_BYTES_MAX else self.inner.submit(now, messages)
+
+    def room(self, now: int) -> tuple[int, int]:
+        """The room of the inner order, unless too much waits to become final."""
+        self.now, self._has_input = now, True
+        return NO_ROOM if self._total_pending_bytes > PENDING_BYTES_MAX else self.inner.room(now)
 
     def change_rate(self, now: int, rate: Rate) -> None:
         """Change the rate of the inner order."""

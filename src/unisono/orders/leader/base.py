@@ -19,6 +19,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import BandwidthReservation, Rate, Reserver, duration_text
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
 from unisono.orders.leader.election import (
     LeaderElection,
@@ -126,6 +127,10 @@ class LeaderOrderBase(VariableRateBase):
         """Send the messages that the rate allows now; returns how many."""
 
     @abstractmethod
+    def _room_by_rate(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, `_accept_messages` sends at the same reading."""
+
+    @abstractmethod
     def _send_leaving_frame(self, now: int) -> None:
         """Send this member's last frame, which says that it leaves the group."""
 
@@ -160,14 +165,22 @@ class LeaderOrderBase(VariableRateBase):
         sizes = checked_sizes(messages, self._policy.max_message)
         if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving or not sizes:
             return 0
+        accepted = self._accept_messages(now, messages, sizes) if self._may_submit(now) else 0
+        self._deliver_and_order(now)
+        return accepted
+
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, the declared rate allows now."""
+        if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving or not self._may_submit(now):
+            return NO_ROOM
+        return self._room_by_rate(now)
+
+    def _may_submit(self, now: int) -> bool:
+        """Whether this member is a current member, and the order is not behind with its messages."""
         self.election.detect_own_pause(now)
         oldest = self._oldest_pending_slot()
         is_behind = oldest is not None and self._timing.slot_of(now) - oldest > self.window_slots
-        accepted = 0
-        if self.election.membership.is_current_member(self._policy.member) and not is_behind:
-            accepted = self._accept_messages(now, messages, sizes)
-        self._deliver_and_order(now)
-        return accepted
+        return self.election.membership.is_current_member(self._policy.member) and not is_behind
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Process a frame that has arrived: a HELLO, a frame of the election or of the stream, or a message."""

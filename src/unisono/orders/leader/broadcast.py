@@ -25,6 +25,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MissingFrames
@@ -46,6 +47,8 @@ MAX_PENDING_FRAMES = 1 << 9
 
 This also limits how far the frames of one member can fill the leader's receive buffer.
 """
+MAX_PENDING_BYTES = 4 << 20
+"""A member accepts no messages while its undelivered frames have this many bytes or more."""
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
@@ -64,6 +67,7 @@ class LeaderBroadcast(LeaderOrderBase):
         self._paced_slot = -1
         self._next_number = 0
         self._pending_frames: deque[Frame] = deque()
+        self._pending_bytes = 0
         self._pending_sent_at = 0
         # Delivering.
         self._next_ordered_number = dict.fromkeys(policy.view.members, 0)
@@ -86,16 +90,23 @@ class LeaderBroadcast(LeaderOrderBase):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
-        slot = self._timing.slot_of(now)
-        if slot > self._paced_slot:
-            self._paced_slot = slot
-            self._pacer.enter_slot(slot)
+        if self._room_by_rate(now) == NO_ROOM:
+            return 0
         count = count_fitting_messages(self._pacer, sizes)
-        if count == 0 or len(self._pending_frames) >= MAX_PENDING_FRAMES:
+        if count == 0:
             return 0
         for payload in self._pack(messages[:count], sizes[:count]):
             self._send(now, payload, 0)
         return count
+
+    def _room_by_rate(self, now: int) -> tuple[int, int]:
+        slot = self._timing.slot_of(now)
+        if slot > self._paced_slot:
+            self._paced_slot = slot
+            self._pacer.enter_slot(slot)
+        if len(self._pending_frames) >= MAX_PENDING_FRAMES or self._pending_bytes >= MAX_PENDING_BYTES:
+            return NO_ROOM
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def _send_leaving_frame(self, now: int) -> None:
         self._send(now, NO_MESSAGES, END_OF_SLOT | LEAVING)
@@ -108,6 +119,7 @@ class LeaderBroadcast(LeaderOrderBase):
         if not self._pending_frames:
             self._pending_sent_at = now
         self._pending_frames.append(frame)
+        self._pending_bytes += frame.payload_bytes
         self._send_to_leader(now, frame)
 
     def _send_to_leader(self, now: int, frame: Frame) -> None:
@@ -206,7 +218,7 @@ class LeaderBroadcast(LeaderOrderBase):
         sender = entry.origin
         self._next_ordered_number[sender] = (entry.number + 1) % FRAME_NUMBER_MODULUS
         if sender == self._policy.member and self._pending_frames:
-            self._pending_frames.popleft()
+            self._pending_bytes -= self._pending_frames.popleft().payload_bytes
             self._pending_sent_at = now
         if entry.flags & LEAVING:
             self.election.membership.leaving.add(sender)

@@ -43,7 +43,6 @@ from unisono.orders.leader.messages import (
     VoteRequest,
 )
 from unisono.orders.leader.stream import (
-    WINDOW,
     FrameSender,
     OrderedStream,
     RetransmitTimer,
@@ -313,7 +312,7 @@ class LeaderElection:
 
     def may_order(self, now: int) -> bool:
         """Whether this member leads, a majority supports it, and the slowest member is not too far behind."""
-        if not self.leading or not self.started or self.stream.position - self.stream.stable >= WINDOW:
+        if not self.leading or not self.started or self.stream.window_is_full():
             return False
         return self._supporters(now) >= self.membership.majority()
 

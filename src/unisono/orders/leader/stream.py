@@ -2,7 +2,7 @@
 
 Each entry states the term in which it was ordered and the term of the entry before it. Two streams that differ at one
 position are therefore never joined: `OrderedStream.contradicts` detects the difference. A member keeps entries for
-members that may lack them, and RETAINED_ENTRIES more.
+members that may lack them, and RETAINED_ENTRIES more, or as many as RETAINED_BYTES allow.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ from unisono.wire.frame import FRAGMENT, MORE_FRAGMENTS, Frame, IncomingMessages
 
 WINDOW = 4096
 """The leader orders at most this many entries beyond the last one that all members have delivered."""
+WINDOW_BYTES = 8 << 20
+"""The leader orders no further entry while the entries beyond that one have this many bytes or more."""
 RETAINED_ENTRIES = 4096
 """Keep this many entries that all current members have, for removed members that come back."""
+RETAINED_BYTES = 8 << 20
+"""Keep fewer entries that all current members have if all entries together have more bytes than this."""
 MAX_RESENT_ENTRIES = 512
 """Request at most this many missing entries at a time, and answer one request with at most this many."""
 MAX_RESENT_BYTES = 1 << 20
@@ -260,6 +264,11 @@ class OrderedStream:
         self.accepted: deque[StreamEntry] = deque()
         """Accepted entries that the order has not read yet."""
         self._log: dict[int, StreamEntry] = {}
+        self._log_bytes = 0
+        """The size of the payloads in `_log`."""
+        self._unstable: deque[tuple[int, int]] = deque()
+        """(position, size) of entries that some member may not have delivered, and some that all have delivered."""
+        self._unstable_bytes = 0
         self._ahead: dict[int, StreamEntry] = {}
         self._next_ordinal = 0
 
@@ -290,10 +299,20 @@ class OrderedStream:
 
     def accept(self, entry: StreamEntry) -> None:
         """Append the next entry to this member's copy of the stream."""
+        size = len(entry.payload)
         self._log[entry.position] = entry
+        self._log_bytes += size
+        self._unstable.append((entry.position, size))
+        self._unstable_bytes += size
         self.position, self.last_term = entry.position, entry.term
         self.last_slot, self._next_ordinal = max(self.last_slot, entry.slot), entry.ordinal + entry.ordinals_used
         self.accepted.append(entry)
+
+    def window_is_full(self) -> bool:
+        """Whether the slowest member is so far behind that the leader must wait for it."""
+        while self._unstable and self._unstable[0][0] <= self.stable:
+            self._unstable_bytes -= self._unstable.popleft()[1]
+        return self.position - self.stable >= WINDOW or self._unstable_bytes >= WINDOW_BYTES
 
     def contradicts(self, entry: StreamEntry) -> bool:
         """Whether this member accepted a different entry at the position of `entry`, or just before it."""
@@ -341,11 +360,13 @@ class OrderedStream:
         return next(iter(self._log), self.position + 1)
 
     def prune(self) -> None:
-        """Drop entries that all members have, except for the last RETAINED_ENTRIES."""
-        end = min(self.stable, self.position - RETAINED_ENTRIES)
-        first = next(iter(self._log), end + 1)
-        for position in range(first, end + 1):
-            self._log.pop(position, None)
+        """Drop entries that all members have, except for the last RETAINED_ENTRIES and RETAINED_BYTES."""
+        while self._log:
+            first = next(iter(self._log))
+            is_surplus = first <= self.position - RETAINED_ENTRIES or self._log_bytes > RETAINED_BYTES
+            if first > self.stable or not is_surplus:
+                return
+            self._log_bytes -= len(self._log.pop(first).payload)
 
     def retained_entries(self, first: int, count: int) -> Iterator[StreamEntry]:
         """Those of `count` entries from position `first` on that are retained.

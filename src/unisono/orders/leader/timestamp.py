@@ -26,6 +26,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing, earliest
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, Reserver, duration_text
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import Mode
 from unisono.orders.leader.base import LeaderOrderBase, leader_order_offer
 from unisono.orders.leader.election import MissingFrames
@@ -37,7 +38,7 @@ from unisono.orders.leader.messages import (
     RetransmitRequest,
     StampRequest,
 )
-from unisono.orders.leader.stream import RETAINED_ENTRIES, StreamEntry
+from unisono.orders.leader.stream import RETAINED_BYTES, RETAINED_ENTRIES, StreamEntry
 from unisono.orders.packing import NO_MESSAGES, FramePayload, Rqueue, SlotFrames, count_fitting_messages, reservation
 from unisono.wire.codec import control_frame
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
@@ -99,6 +100,7 @@ class TimestampLeader(LeaderOrderBase):
         # Sending.
         self._current_request = self._previous_request = 0
         self._next_number = 0
+        self._request_opened_at = 0
         self._request_closes_at: int | None = None
         self._next_request_at = 0
         self._pending_requests: deque[PendingRequest] = deque()
@@ -111,6 +113,7 @@ class TimestampLeader(LeaderOrderBase):
         self._pending_grants: deque[PendingGrant] = deque()
         self._retained_frames: deque[tuple[int, int, int, list[Frame]]] = deque()
         """(position, sender, request, frames) of delivered grants that another member may lack."""
+        self._retained_bytes = 0
         self._stuck_at = self._unanswered_requests = 0
         self._stuck_on: tuple[int, int] | None = None
         # As the leader.
@@ -128,8 +131,7 @@ class TimestampLeader(LeaderOrderBase):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
-        self._close_if_due(now)
-        if self._request_closes_at is None and not self._open_request(now):
+        if self._room_by_rate(now) == NO_ROOM:
             return 0
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0:
@@ -140,6 +142,13 @@ class TimestampLeader(LeaderOrderBase):
             self._send(now, payload, 0)
         self._send(now, payloads[-1], END_OF_SLOT if is_last else 0)
         return count
+
+    def _room_by_rate(self, now: int) -> tuple[int, int]:
+        if self._request_opened_at != now:  # if Θ <= Γ, a request closes with the reading at which it was opened
+            self._close_if_due(now)
+        if self._request_closes_at is None and not self._open_request(now):
+            return NO_ROOM
+        return self._pacer.messages_left(), self._pacer.bytes_left()
 
     def _open_request(self, now: int) -> bool:
         """Request as many stamps as the rate allows. False if the last request is less than Θ old."""
@@ -156,6 +165,7 @@ class TimestampLeader(LeaderOrderBase):
         if stamps == 0:
             return False
         self._request_stamps(now, slot, stamps)
+        self._request_opened_at = now
         self._request_closes_at = now + max(0, self._timing.theta_ns - self._timing.gamma_ns)
         return True
 
@@ -372,6 +382,7 @@ class TimestampLeader(LeaderOrderBase):
         while not ended and (frame := frames.waiting.pop(frames.next_number, None)) is not None:
             frames.next_number += 1
             self._retained_frames[-1][3].append(frame)
+            self._retained_bytes += frame.payload_bytes
             packed_messages = self._fragments.reassemble(sender, frame.flags, frame.packed_messages, frame.body)
             if packed_messages is not None:
                 self._deliver(entry, entry.ordinal + grant.stamps_used, frame.first_sequence, packed_messages)
@@ -388,10 +399,16 @@ class TimestampLeader(LeaderOrderBase):
                 self._pending_requests.popleft()
         self._last_delivered_request[sender] = entry.request
         self._rqueues[sender].forget_before(entry.request + 1)
-        end = min(self.election.stream.stable, self.election.stream.position - RETAINED_ENTRIES)
-        while self._retained_frames and self._retained_frames[0][0] <= end:
-            self._retained_frames.popleft()
+        self._drop_retained_frames()
         return True
+
+    def _drop_retained_frames(self) -> None:
+        """Drop frames that all members have, except for those of RETAINED_ENTRIES grants and RETAINED_BYTES."""
+        stream, retained = self.election.stream, self._retained_frames
+        while retained and retained[0][0] <= stream.stable:
+            if retained[0][0] > stream.position - RETAINED_ENTRIES and self._retained_bytes <= RETAINED_BYTES:
+                return
+            self._retained_bytes -= sum(frame.payload_bytes for frame in retained.popleft()[3])
 
     # -- members that are removed and come back --------------------------------------------------------------
 

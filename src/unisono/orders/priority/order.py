@@ -49,6 +49,7 @@ from unisono.model.events import (
 from unisono.model.message_set import MessageSet
 from unisono.model.policy import Policy, StateHolder
 from unisono.model.units import NS_PER_MS, Rate, Reserver
+from unisono.net.layer import NO_ROOM
 from unisono.orders.packing import Pacer, reservation
 from unisono.orders.priority.bounds import REPORT_EVERY_MESSAGES, queue_bound_ns
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
@@ -124,6 +125,10 @@ class PriorityOrder:
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Accept messages with priority 0, as far as the rate allows. Returns how many were accepted."""
         return self.submit_with_priority(now, messages, 0)
+
+    def room(self, now: int) -> tuple[int, int]:
+        """Nothing for certain: what is accepted depends on the priority, and on what the members have consumed."""
+        return NO_ROOM
 
     def submit_with_priority(self, now: int, messages: Sequence[bytes], priority: int) -> int:
         """Accept messages with this priority, from the first on, and return how many were accepted.

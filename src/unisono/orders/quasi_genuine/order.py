@@ -84,6 +84,8 @@ WINDOW = 64
 RETRANSMIT_AT_ONCE = 8
 COMPACT_EVERY_INSTANCES = 4096
 """A snapshot replaces the log after this many instances."""
+COMPACT_EVERY_BYTES = 4 << 20
+"""A snapshot also replaces the log when the values decided since the last one have more bytes than this."""
 BLOCKED_AFTER_REQUESTS = 4
 """A member reports that its deliveries are blocked after requesting the same barriers this many times."""
 
@@ -130,7 +132,7 @@ class QuasiGenuine(ConsensusOrderBase):
         )
         self.unpacker = BundleUnpacker(policy.timing, None if self.optimistic_delivery is None else Grade.FINAL)
 
-        self._forwarded_at = 0
+        self._forwarded_at = self._uncompacted_bytes = 0
         self._known_leaders: dict[int, int] = {}
         """By other group, the member that seems to lead it."""
         self._pending_acks: dict[tuple[int, int], None] = {}
@@ -240,7 +242,7 @@ class QuasiGenuine(ConsensusOrderBase):
             times.append(self.optimistic_delivery.due_at())
         if self.consensus.is_leader:
             times += [self.group_streams.wake_at(), self.topology_exchange.due_at()]
-            if self._has_free_instance():
+            if self.consensus.may_propose_next(self.now):
                 times.append(self.proposer.due_at(self.wait_window.ns))
         return earliest(times)
 
@@ -376,7 +378,7 @@ class QuasiGenuine(ConsensusOrderBase):
     def _propose(self, now: int) -> bool:
         """Propose the next value, if there is one; topology messages get a value of their own."""
         consensus = self.consensus
-        if not consensus.is_leader or not self._has_free_instance():
+        if not consensus.may_propose_next(now):
             return False
         items: list[LogItem] = [*self.topology_exchange.pop_to_propose()]
         if not items:
@@ -384,9 +386,6 @@ class QuasiGenuine(ConsensusOrderBase):
             # Trims alone are not worth a proposal, unless they free a closed stream.
             items += self.group_streams.trims_to_propose(self.log, self._members_of, closed_only=not items)
         return bool(items) and consensus.propose(now, consensus.next_free, encode_value(items))
-
-    def _has_free_instance(self) -> bool:
-        return self.consensus.next_free <= self.consensus.decided + self.consensus.window
 
     def _apply_decisions(self, now: int, decisions: Sequence[ConsensusOutput]) -> None:
         """Apply decided values to the group's log, and add the messages for this group to the barrier queue."""
@@ -403,7 +402,10 @@ class QuasiGenuine(ConsensusOrderBase):
                 continue
             for entry in own:
                 self.barrier_queue.add_own(entry)
-            if decision.k % COMPACT_EVERY_INSTANCES == 0 and not self.barrier_queue.awaiting_admission:
+            self._uncompacted_bytes += len(decision.value)
+            is_due = decision.k % COMPACT_EVERY_INSTANCES == 0 or self._uncompacted_bytes > COMPACT_EVERY_BYTES
+            if is_due and not self.barrier_queue.awaiting_admission:
+                self._uncompacted_bytes = 0
                 self.consensus.compact(decision.k, self._encode_snapshot())
         for sender, incarnation in self.proposals.senders():
             self.proposals.discard_decided(sender, incarnation, log.next_serial(sender, incarnation))

@@ -48,6 +48,8 @@ from unisono.wire.frame import HEADER_BYTES, Frame
 
 BUNDLES_MAX = 1 << 10
 """Accept no more messages while this many of a member's bundles are undecided."""
+UNDECIDED_BYTES_MAX = 2 << 20
+"""Accept no more messages while a member's undecided bundles have this many bytes or more."""
 WINDOW = 512
 """At most this many entries are in flight to one member of another group."""
 RELAYED_MAX = 256
@@ -84,6 +86,7 @@ class MulticastSender:
         self._next_serial = self._next_sequence = 0
         self._last_timestamp = 0
         self.undecided: deque[UndecidedCast] = deque()
+        self._undecided_bytes = 0
         self.forwarded = 0
         """The number of undecided bundles that have been sent to the leader."""
 
@@ -101,7 +104,7 @@ class MulticastSender:
             self._paced_slot = slot
             self._pacer.open_slot(slot, self._pending_rate)
             self._pending_rate = None
-        if not sizes or len(self.undecided) >= BUNDLES_MAX:
+        if not sizes or len(self.undecided) >= BUNDLES_MAX or self._undecided_bytes >= UNDECIDED_BYTES_MAX:
             return 0
         count = count_fitting_messages(self._pacer, sizes)
         if count:
@@ -127,13 +130,14 @@ class MulticastSender:
         self._last_timestamp = ts = max(now, self._last_timestamp + 1)
         bundle = Bundle(self._member, self._incarnation, self._next_serial, self._next_sequence, flags, body)
         self.undecided.append(UndecidedCast(self._next_serial, Cast(ts, mask, bundle)))
+        self._undecided_bytes += len(body)
         self._next_serial += 1
 
     def discard_decided(self, next_serial: int) -> bool:
         """Remove the bundles with serials below `next_serial`: they are decided. Returns whether there were any."""
         removed = False
         while self.undecided and self.undecided[0].serial < next_serial:
-            self.undecided.popleft()
+            self._undecided_bytes -= len(self.undecided.popleft().cast.bundle.body)
             self.forwarded = max(0, self.forwarded - 1)
             removed = True
         return removed

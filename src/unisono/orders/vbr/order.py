@@ -43,6 +43,7 @@ from unisono.model.events import (
 from unisono.model.policy import Policy
 from unisono.model.timing import SlotGrid, Throttle, Timing
 from unisono.model.units import NS_PER_S, Rate, Reserver
+from unisono.net.layer import NO_ROOM
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode, VariableRateBase
 from unisono.orders.packing import NO_MESSAGES, FramePayload, Packer, Rqueue, SlotFrames, checked_sizes
 from unisono.orders.vbr.slots import SlotSchedule, check_slot_length
@@ -130,23 +131,14 @@ class Vbr(VariableRateBase):
 
         Returns how many were accepted. Full frames leave at once, the rest with the end-of-slot mark.
         """
-        if not self._confirm_slots(now) or Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
-            return 0
-        self._close_ended_slots(now)
-        # Delivery may have been waiting only for our own mark that has just left.
-        self._deliver_ready_slots(now)
-        if self._slot_closed or self._blocked() or now < self.grid.start_of(self._send_slot):
-            return 0
-        pacer = self.schedule.pacer
-        if pacer.slot_messages == 0 and len(self._undelivered_own_slots) >= self.window_slots:
-            return 0
-        count = min(len(messages), pacer.messages_left())
+        messages_left, bytes_left = self.room(now)
+        pacer, count = self.schedule.pacer, min(len(messages), messages_left)
         if count < len(messages):
             messages = messages[:count]
         sizes = checked_sizes(messages, self._policy.max_message)
         total = sum(sizes)
-        if total > pacer.bytes_left():
-            count = bisect_right(list(accumulate(sizes)), pacer.bytes_left())
+        if total > bytes_left:
+            count = bisect_right(list(accumulate(sizes)), bytes_left)
             messages, sizes = messages[:count], sizes[:count]
             total = sum(sizes)
         if count == 0:
@@ -164,6 +156,20 @@ class Vbr(VariableRateBase):
             self._close_slot(now, last)
         self._deliver_ready_slots(now)
         return count
+
+    def room(self, now: int) -> tuple[int, int]:
+        """How many messages, and how many bytes of payload, the current slot can still take."""
+        if not self._confirm_slots(now) or Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
+            return NO_ROOM
+        self._close_ended_slots(now)
+        # Delivery may have been waiting only for our own mark that has just left.
+        self._deliver_ready_slots(now)
+        if self._slot_closed or self._blocked() or now < self.grid.start_of(self._send_slot):
+            return NO_ROOM
+        pacer = self.schedule.pacer
+        if pacer.slot_messages == 0 and len(self._undelivered_own_slots) >= self.window_slots:
+            return NO_ROOM
+        return pacer.messages_left(), pacer.bytes_left()
 
     def from_below(self, now: int, frame: Frame) -> None:
         """Process a frame that has arrived: a HELLO, or messages and marks of a slot."""
