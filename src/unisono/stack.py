@@ -36,7 +36,7 @@ from unisono.net.rmcast.layer import Rmcast
 from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import CbrOrder
 from unisono.orders.consensus.order import ConsensusOrder
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
@@ -44,10 +44,10 @@ from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.priority.order import PriorityOrder, build_priority_order
-from unisono.orders.quasi_genuine.order import QuasiGenuine
+from unisono.orders.quasi_genuine.order import QuasiGenuineOrder
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.wire.control import encode_settings_with_verdict
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Frame, Kind, encode
@@ -133,10 +133,10 @@ class Stack:
         has_final_grade = policy.grades != "early"
         early_order = cast("FinalOrder", order).inner if has_final_grade else order
         if capabilities.by_clock:
-            clock_check.on_clock_difference = cast("Cbr | Vbr", early_order).on_clock_difference
-        self._slot_order = cast("Vbr", early_order) if capabilities.resizable_slots else None
+            clock_check.on_clock_difference = cast("CbrOrder | VbrOrder", early_order).on_clock_difference
+        self._slot_order = cast("VbrOrder", early_order) if capabilities.resizable_slots else None
         self._durable_order = cast("DurableOrder", order) if capabilities.durable or has_final_grade else None
-        self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
+        self._multigroup_order = cast("QuasiGenuineOrder", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
         self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
         # VBR alone checks its deliveries itself, once per slot.
@@ -187,7 +187,7 @@ class Stack:
         """The members of these groups; raises DestinationNotAllowed if this member's group may not send to one."""
         return self._require_multigroup().destinations(groups)
 
-    def _require_multigroup(self) -> QuasiGenuine:
+    def _require_multigroup(self) -> QuasiGenuineOrder:
         if self._multigroup_order is None:
             raise InvalidOption(
                 "to", f"the order {self.policy.order} has one group; only the order quasi_genuine sends to several"
@@ -610,20 +610,20 @@ def carry_out(effects: Effects, host: Host) -> None:
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:
-    return (VbrGaps if policy.failures else Vbr)(policy, reserver)
+    return (VbrGaps if policy.failures else VbrOrder)(policy, reserver)
 
 
 _DURABLE_ORDERS: dict[str, Callable[[Policy, Reserver, StoredRecords | None], Order]] = {
     "consensus": ConsensusOrder,
-    "quasi_genuine": QuasiGenuine,
+    "quasi_genuine": QuasiGenuineOrder,
 }
 ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
-    "cbr": Cbr,
+    "cbr": CbrOrder,
     "consensus": ConsensusOrder,
     "leader": LeaderBroadcast,
     "priority": build_priority_order,
     "priority_coordinator": build_priority_order,
-    "quasi_genuine": QuasiGenuine,
+    "quasi_genuine": QuasiGenuineOrder,
     "timestamp": TimestampLeader,
     "vbr": _vbr,
     **{name: Unordered for name, each in CAPABILITIES.items() if not each.total_order},
@@ -653,10 +653,10 @@ def build(policy: Policy, reserver: Reserver | None = None, stored_records: Stor
     layers: list[Layer] = [clock_check]
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
-        vbr = cast("Vbr", order)  # no other order honours the option
+        vbr = cast("VbrOrder", order)  # no other order honours the option
         layers.insert(0, Fec(policy, slots=lambda: vbr.grid))
     if policy.grades != "early":
-        order = FinalOrder(cast("Cbr | Vbr", order), policy, stored_records)
+        order = FinalOrder(cast("CbrOrder | VbrOrder", order), policy, stored_records)
     return Stack(policy, order, layers, clock_check)
 
 

@@ -22,7 +22,7 @@ from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.units import Rate, UnlimitedNetwork
 from unisono.net.clock_check import ClockCheck
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock
 from unisono.sim.network import Adversary, SimulatedNetwork, constant_delay, corners
 from unisono.sim.traffic import TrafficLedger
@@ -70,7 +70,7 @@ class Group:
         network: SimulatedNetwork,
         *,
         rates: Mapping[int, Rate] | None = None,
-        orders: Mapping[int, type[Vbr]] | None = None,
+        orders: Mapping[int, type[VbrOrder]] | None = None,
         max_message: int = 1000,
         max_frame: int = 1400,
         start_ns: int | None = None,
@@ -85,7 +85,7 @@ class Group:
         self.world = World(
             network, start_ns=start, memory_trace=self._memory, ledger=self.ledger, compare_payloads=True
         )
-        self.orders: dict[int, Vbr] = {}
+        self.orders: dict[int, VbrOrder] = {}
         self.policies: dict[int, Policy] = {}
         for member in self.members:
             policy = Policy(
@@ -97,7 +97,7 @@ class Group:
                 max_message=max_message,
                 max_frame=max_frame,
             )
-            order = (orders or {}).get(member, Vbr)(policy, UnlimitedNetwork())
+            order = (orders or {}).get(member, VbrOrder)(policy, UnlimitedNetwork())
             skew = ClockCheck(policy)
             self.orders[member], self.policies[member] = order, policy
             stack = Stack(policy, order, [skew], skew)
@@ -191,7 +191,9 @@ def fixed(offsets_ns: Mapping[int, int]) -> dict[int, Clock]:
     return {member: FixedClock(offset) for member, offset in offsets_ns.items()}
 
 
-def figure_8(timing: Timing, members: int, *, orders: Mapping[int, type[Vbr]] | None = None, seed: int = 8) -> Group:
+def figure_8(
+    timing: Timing, members: int, *, orders: Mapping[int, type[VbrOrder]] | None = None, seed: int = 8
+) -> Group:
     """The schedule of Figure 8: the worst that can happen to a message.
 
     The last member's clock is Γ/2 ahead and it sends at the first instant of its slot; the first member's clock
@@ -223,7 +225,7 @@ class Plan:
 
 
 def random_schedule(
-    seed: int, *, slots: int = 2, orders: Mapping[int, type[Vbr]] | None = None, greedy: bool = False
+    seed: int, *, slots: int = 2, orders: Mapping[int, type[VbrOrder]] | None = None, greedy: bool = False
 ) -> tuple[Plan, Group]:
     """Two to eight members with gaps in their numbers, and anything that the model of §2 allows.
 

@@ -17,9 +17,9 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate
 from unisono.orders import contract
-from unisono.orders.cbr.order import Cbr, CbrAction, CbrInput, CbrMode
+from unisono.orders.cbr.order import CbrAction, CbrInput, CbrMode, CbrOrder
 from unisono.orders.cbr.turns import CYCLE_NS, initial_porder, porder_by_sorting, update_porder
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.stack import Stack, build
 from unisono.wire.frame import END_OF_SLOT, Kind, unpack_header
 
@@ -100,7 +100,7 @@ def test_figure_1_the_network_and_to_service_interfaces(order: str, failures: bo
 def test_figure_3_signature_and_variables() -> None:
     """Initially Squeue and the Rqueues are empty, no rate is known, Porder has length 0 and the mode is GetRate."""
     order = build(Policy("figure", 1, View(MEMBERS), TIMING, Rate(2, 1), order="cbr")).order
-    assert isinstance(order, Cbr)
+    assert isinstance(order, CbrOrder)
     assert order.mode is CbrMode.GET_RATE
     assert (order.porder, order.current, order.rate) == ((), 0, {})
     assert order._squeue is None
@@ -115,7 +115,7 @@ def test_figure_4_transitions() -> None:
     network = Network("cbr")
     stack = network.until_running()
     order = stack.order
-    assert isinstance(order, Cbr)
+    assert isinstance(order, CbrOrder)
     assert len(order.porder) == 30, "start-deliver: every rate is known"
     network.pass_time(2 * CYCLE_NS // MS * MS)
     before = order.processed
@@ -127,7 +127,9 @@ def test_figure_4_transitions() -> None:
     assert network.delivered == {member: [b"first"] for member in MEMBERS}, "dummies are discarded"
     stack.change_rate(network.now, Rate(5, 1))
     network.pass_time(2 * CYCLE_NS)
-    assert [len(s.order.porder) for s in network.stacks.values() if isinstance(s.order, Cbr)] == [25] * 3, "change-rate"
+    assert [len(s.order.porder) for s in network.stacks.values() if isinstance(s.order, CbrOrder)] == [25] * 3, (
+        "change-rate"
+    )
 
 
 def test_figure_5_update_puts_turns_in_the_order_of_k_over_rate() -> None:
@@ -148,7 +150,7 @@ def test_figure_5_update_puts_turns_in_the_order_of_k_over_rate() -> None:
 
 def test_figure_6_signature_and_variables() -> None:
     order = build(Policy("figure", 1, View(MEMBERS), TIMING, Rate(400, 2))).order
-    assert isinstance(order, Vbr)
+    assert isinstance(order, VbrOrder)
     assert str(order.mode) == "GetRate"
     assert order.max_send() == 2
     assert all(not queue.slots for queue in order._rqueues.values())
@@ -162,7 +164,7 @@ def test_figure_7_transitions() -> None:
     network = Network("vbr")
     stack = network.until_running()
     order = stack.order
-    assert isinstance(order, Vbr)
+    assert isinstance(order, VbrOrder)
     network.pass_time(1000 * MS)
     marks, slot = network.multicast[Kind.DATA], order._send_slot
     network.pass_time(100 * MS)

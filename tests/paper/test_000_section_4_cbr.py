@@ -26,7 +26,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate, Reserver, UnlimitedNetwork
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
-from unisono.orders.cbr.order import Cbr, CbrAction, CbrMode
+from unisono.orders.cbr.order import CbrAction, CbrMode, CbrOrder
 from unisono.orders.cbr.turns import CYCLE_NS, cbr_reservation, cycle_and_turn, due_ns, period_ns, porder_by_sorting
 from unisono.orders.packing import SlotFrames
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
@@ -43,7 +43,7 @@ TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 Name = tuple[int, int]
 
 
-class RecordingCbr(Cbr):
+class RecordingCbr(CbrOrder):
     """Records its mode changes, and Porder and current before each turn that it processes (Lemma 4.1)."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:

@@ -16,7 +16,7 @@ from unisono.model.policy import Policy
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.units import Reserver
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.network import constant_delay, corners
 from unisono.wire.frame import Kind, unpack_header
 
@@ -95,7 +95,7 @@ def test_the_projects_checkers_agree_that_definition_1_and_theorem_2_hold() -> N
 # -- Lemma 5.1 ---------------------------------------------------------------------------------------------------
 
 
-class Observed(Vbr):
+class Observed(VbrOrder):
     """Records maxSend at the end of each own slot, and maxRate after the delivery of each slot."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:

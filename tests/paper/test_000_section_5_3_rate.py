@@ -16,7 +16,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.orders.packing import reservation
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.network import constant_delay, corners
 from unisono.wire.frame import UDP_IP_BYTES
 
@@ -184,7 +184,7 @@ def test_theorem_3_the_order_reserves_at_the_start_and_at_every_rate_change() ->
             reserved.append(reservation)
 
     policy = Policy("g", 1, View((1,)), TIMING, Rate(100, 2))
-    order = Vbr(policy, RecordingNetwork())
+    order = VbrOrder(policy, RecordingNetwork())
     order.wake(0)
     start = TIMING.start_of(order.view.first_slot)
     small, large = Rate(100, 2), Rate(500, 9)

@@ -1,6 +1,6 @@
 """Bugs planted into the order of one replica, each caught by the checker of the claim that it breaks.
 
-A checker that never says "violated" proves nothing. Here one member of four runs a Vbr with one mistake in one
+A checker that never says "violated" proves nothing. Here one member of four runs a VbrOrder with one mistake in one
 slot, and the verdict has to name the messages and the members.
 """
 
@@ -17,7 +17,7 @@ from unisono.check.verdict import MessageId, Status, Verdict, Witness
 from unisono.model.events import Batch
 from unisono.model.timing import Timing
 from unisono.orders.packing import SlotFrames
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.network import SimulatedNetwork, constant_delay, full_mesh
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -33,8 +33,8 @@ def unchecked() -> Iterator[None]:
         yield
 
 
-class Planted(Vbr):
-    """A Vbr that goes wrong in one slot only: the third in which anything is delivered."""
+class Planted(VbrOrder):
+    """A VbrOrder that goes wrong in one slot only: the third in which anything is delivered."""
 
     wrong_slot: int | None = None
 
@@ -95,7 +95,7 @@ class Misattributes(Planted):
                     event.slot += 1
 
 
-class Spills(Vbr):
+class Spills(VbrOrder):
     """Sends messages in the slot after the one in which they were submitted."""
 
     spilled: tuple[int, Sequence[bytes]] = (0, ())

@@ -26,7 +26,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import Rate, UnlimitedNetwork, group_key
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec.layer import Fec, datagrams_per_slot, net_max_burst, order_policy
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim import run as simulate
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.faults import LinkFault, link_fault
@@ -165,7 +165,7 @@ def test_001_6_originals_of_a_crashed_senders_block_go_up_without_waiting() -> N
 
 @dataclass
 class Run:
-    """A group in the simulator; each member is a Stack of Vbr over [Fec, ClockCheck]."""
+    """A group in the simulator; each member is a Stack of VbrOrder over [Fec, ClockCheck]."""
 
     world: World
     memory: MemoryTrace
@@ -221,7 +221,7 @@ def group(
             probe_every_ns=7 * MS,
             fec=fec,
         )
-        order, layer, check = Vbr(order_policy(policy), UnlimitedNetwork()), Fec(policy), ClockCheck(policy)
+        order, layer, check = VbrOrder(order_policy(policy), UnlimitedNetwork()), Fec(policy), ClockCheck(policy)
         stack = Stack(policy, order, [layer, check], check)
         stack.door = Door(group_key("g"), member, members, layered=frozenset({Kind.FEC}))
         fecs[member] = layer
@@ -382,7 +382,7 @@ def test_001_figure_1_the_ordering_layer_is_above_fec_and_fec_above_the_network(
     policy = Policy("g", 1, View((1, 2)), TIMING, Rate(1000, 8), fec=(1, 3))
     stack = build(policy)
     order, (fec, *_) = stack.order, stack._layers
-    assert isinstance(order, Vbr)
+    assert isinstance(order, VbrOrder)
     assert isinstance(fec, Fec)
     assert fec.wraps == {Kind.DATA}, "frames of the ordering layer go down through it"
     assert fec.opens == {Kind.FEC}, "and shares go up through it"

@@ -24,7 +24,7 @@ from unisono.orders.packing import Bundle
 from unisono.orders.quasi_genuine.barriers import BarrierRequests
 from unisono.orders.quasi_genuine.group_log import PendingProposals
 from unisono.orders.quasi_genuine.messages import Cast, stamp_of
-from unisono.orders.quasi_genuine.order import QuasiGenuine
+from unisono.orders.quasi_genuine.order import QuasiGenuineOrder
 from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.wire.codec import control_frame
@@ -134,7 +134,7 @@ def test_a_message_outside_the_topology_is_an_error_at_the_sender() -> None:
         "quasi_genuine",
         multigroup=Multigroup(one_way),
     )
-    order = QuasiGenuine(policy, UnlimitedNetwork())
+    order = QuasiGenuineOrder(policy, UnlimitedNetwork())
     with pytest.raises(DestinationNotAllowed, match="'1' may not send to 0"):
         order.submit_to(0, [b"m"], ("0", "1"))
 
@@ -228,7 +228,7 @@ def test_a_retransmission_does_not_lengthen_the_measured_window() -> None:
         "quasi_genuine",
         multigroup=Multigroup(TWO_GROUPS, window=None),
     )
-    order = QuasiGenuine(policy, UnlimitedNetwork())
+    order = QuasiGenuineOrder(policy, UnlimitedNetwork())
     cast = Cast(WARM, 1, Bundle(1, 1, 0, 0, 0, b""))
     for retransmitted_after_ns in (0, 10 * DELTA):
         sent_ns = WARM + retransmitted_after_ns

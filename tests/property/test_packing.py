@@ -12,7 +12,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_S, Rate, UnlimitedNetwork
 from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reservation
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -138,7 +138,7 @@ def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
     theta = 100 * MS
     rate = Rate(chance.choice([5, 30, 1e5]), burst, chance.choice([None, largest * (burst // 2 + 1)])).reduced_to(theta)
     policy = Policy("g", 1, View((1,)), Timing(0, 0, theta), rate, max_frame=max_frame, max_message=largest)
-    vbr = Vbr(policy, UnlimitedNetwork())
+    vbr = VbrOrder(policy, UnlimitedNetwork())
     vbr.wake(T0)
     accepted: list[bytes] = []
     slots = range(policy.timing.smax(T0), policy.timing.smax(T0) + 3 * min(20, rate.averaging_slots(theta)))

@@ -13,7 +13,7 @@ from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, Sta
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.orders.packing import frames_per_slot
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.stack import build
 from unisono.wire.door import Door
 from unisono.wire.frame import END_OF_SLOT, LEAVING, Kind
@@ -59,9 +59,9 @@ class World:
         self.stacks[member].wake(self.clock(member))
         self.after(member)
 
-    def vbr(self, member: int) -> Vbr:
+    def vbr(self, member: int) -> VbrOrder:
         order = self.stacks[member].order
-        assert isinstance(order, Vbr)
+        assert isinstance(order, VbrOrder)
         return order
 
     def clock(self, member: int) -> int:

@@ -14,7 +14,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import Rate, group_key
 from unisono.orders.contract import Mode
 from unisono.orders.formation import members_key
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.stack import Stack, build
 from unisono.wire.codec import Unreadable, control_frame, decode_message, encode_message
 from unisono.wire.control import Echo, Hello, Probe, SeenPeer
@@ -234,7 +234,7 @@ def stack_in(mode: Mode) -> tuple[Stack, int]:
         stack.leave(now)
         for sender in (2, 3):
             stack.receive(now, encode(Frame(Kind.DATA, sender, 1, 0, first, 0, END_OF_SLOT, 8), GROUP))
-    assert isinstance(stack.order, Vbr)
+    assert isinstance(stack.order, VbrOrder)
     assert stack.order.mode is mode
     outgoing(stack)
     events(stack)

@@ -21,7 +21,7 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.units import NS_PER_MS
 from unisono.orders.cbr.bounds import turn_bound_ns
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import CbrOrder
 from unisono.orders.final.agreement import AgreedRange, FinalLog
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.final.recovery import Recovery
@@ -106,10 +106,10 @@ def test_over_cbr_a_member_whose_inner_order_stopped_must_report_that_it_is_done
     scenario = parse_scenario(path.read_text("utf-8"), path.name)
     assert verdicts_of(scenario)["early_in_final"].status is Status.VALID
 
-    def done_slot(cbr: Cbr) -> int:
+    def done_slot(cbr: CbrOrder) -> int:
         return cbr._timing.slot_of(cbr._late_at() - turn_bound_ns(cbr._timing)) - 1 if cbr.rate else 0
 
-    monkeypatch.setattr(Cbr, "done_slot", done_slot)
+    monkeypatch.setattr(CbrOrder, "done_slot", done_slot)
     verdict = verdicts_of(scenario)["early_in_final"]
     assert verdict.status is Status.VIOLATED
     assert verdict.witness is not None

@@ -22,14 +22,14 @@ from unisono.agreement.paxos.consensus import CandidateState, Consensus, LeaderS
 from unisono.errors import InvariantViolated
 from unisono.model.message_set import MessageRange
 from unisono.model.text.scenario import parse_scenario
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import CbrOrder
 from unisono.orders.final.agreement import AgreedRange, FinalLog
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.election import StreamMembership
 from unisono.orders.leader.stream import OrderedStream, StreamEntry
 from unisono.orders.packing import Pacer
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.run import run
 
 ROOT = Path(__file__).parents[2]
@@ -110,17 +110,17 @@ def counts_a_delivery_twice(right: Rule, self: LeaderOrderBase | FinalOrder, *gi
     self._index += 1
 
 
-def adds_a_turn(right: Rule, self: Cbr) -> None:
+def adds_a_turn(right: Rule, self: CbrOrder) -> None:
     self.porder += self.porder[:1]
     right(self)
 
 
-def closes_a_slot_twice(right: Rule, self: Vbr, *given: Any) -> None:
+def closes_a_slot_twice(right: Rule, self: VbrOrder, *given: Any) -> None:
     right(self, *given)
     right(self, *given)
 
 
-def serves_the_last_member_first(right: Rule, self: Vbr, now: int) -> None:
+def serves_the_last_member_first(right: Rule, self: VbrOrder, now: int) -> None:
     object.__setattr__(self.view, "members", tuple(sorted(self.view.members)))
     right(self, now)
     object.__setattr__(self.view, "members", self.view.members[::-1])
@@ -140,9 +140,9 @@ DEFECTS = [
     Defect("stream", "leader_dies", OrderedStream, "next_entry", leaves_a_hole),
     Defect("index", "leader_dies", LeaderOrderBase, "_deliver", counts_a_delivery_twice),
     Defect("index", "vbr_grades", FinalOrder, "_deliver", counts_a_delivery_twice),
-    Defect("porder", "cbr_quickstart", Cbr, "_finish_cycle", adds_a_turn),
-    Defect("end of slot", "vbr_quickstart", Vbr, "_close_slot", closes_a_slot_twice),
-    Defect("order", "vbr_quickstart", Vbr, "_finish_slot", serves_the_last_member_first),
+    Defect("porder", "cbr_quickstart", CbrOrder, "_finish_cycle", adds_a_turn),
+    Defect("end of slot", "vbr_quickstart", VbrOrder, "_close_slot", closes_a_slot_twice),
+    Defect("order", "vbr_quickstart", VbrOrder, "_finish_slot", serves_the_last_member_first),
 ]
 
 
@@ -200,14 +200,14 @@ def test_a_defect_in_a_request_of_the_application_stops_the_member(monkeypatch: 
         async with memory_network(members=2) as net:
             await net[1].send(b"first")
             await testing.deliveries(net[1], 1)
-            monkeypatch.setattr(Vbr, "_close_slot", violated)
+            monkeypatch.setattr(VbrOrder, "_close_slot", violated)
             with pytest.raises(InvariantViolated, match="planted"):
                 await net[1].leave()
             with pytest.raises(InvariantViolated, match="planted"):
                 await net[1].send(b"x")
             monkeypatch.undo()
 
-    def violated(order: Vbr, *_: object) -> None:
+    def violated(order: VbrOrder, *_: object) -> None:
         raise InvariantViolated("end of slot", 1, "planted", "nothing", "something")
 
     testing.run(part())

@@ -20,13 +20,13 @@ from unisono.check.verdict import Status
 from unisono.model.scenario import Scenario
 from unisono.model.units import NS_PER_MS, NS_PER_S
 from unisono.net.fec.layer import Fec
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import CbrOrder
 from unisono.orders.cbr.turns import period_ns
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.election import LeaderElection
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.vbr.failures import VbrGaps
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.member import PayloadMismatch
 from unisono.sim.swarm.orders import KINDS, any_order
 from unisono.wire.frame import END_OF_SLOT
@@ -85,21 +85,21 @@ def plant(monkeypatch: pytest.MonkeyPatch, bug: Planted, member: int) -> None:
 # -- CBR -----------------------------------------------------------------------------------------------------------
 
 
-def skips_the_tie_break(right: Rule, self: Cbr, now: int) -> None:
+def skips_the_tie_break(right: Rule, self: CbrOrder, now: int) -> None:
     """Of turns due at the same instant, that of the higher member comes first."""
     right(self, now)
     turns = [(Fraction(self.porder[:at].count(m), self.rate[m]), -m, m) for at, m in enumerate(self.porder)]
     self.porder = tuple(m for _, _, m in sorted(turns))
 
 
-def takes_everybody_by_turns(right: Rule, self: Cbr, now: int) -> None:
+def takes_everybody_by_turns(right: Rule, self: CbrOrder, now: int) -> None:
     """One message of each member, regardless of its rate, which according to §4.1 does not work."""
     right(self, now)
     turns = [(self.porder[:at].count(m), m) for at, m in enumerate(self.porder)]
     self.porder = tuple(m for _, m in sorted(turns))
 
 
-def forgets_the_dummy(right: Rule, self: Cbr, now: int) -> None:
+def forgets_the_dummy(right: Rule, self: CbrOrder, now: int) -> None:
     """Sends nothing in a turn without queued messages."""
     dummy, before = self._squeue is None, len(self.down)
     right(self, now)
@@ -107,7 +107,7 @@ def forgets_the_dummy(right: Rule, self: Cbr, now: int) -> None:
         del self.down[before:]
 
 
-def sends_a_period_late(right: Rule, self: Cbr) -> int:
+def sends_a_period_late(right: Rule, self: CbrOrder) -> int:
     """At the end of its period, as figure 4 sends its dummies (000-6)."""
     return int(right(self)) + period_ns(self._renegotiation.rate)
 
@@ -115,32 +115,32 @@ def sends_a_period_late(right: Rule, self: Cbr) -> int:
 # -- VBR -----------------------------------------------------------------------------------------------------------
 
 
-def serves_the_last_member_first(right: Rule, self: Vbr, now: int) -> None:
+def serves_the_last_member_first(right: Rule, self: VbrOrder, now: int) -> None:
     object.__setattr__(self.view, "members", tuple(sorted(self.view.members)))
     right(self, now)
     object.__setattr__(self.view, "members", self.view.members[::-1])
 
 
-def does_not_wait_for_the_mark(right: Rule, self: Vbr, now: int, sender: int) -> bool:
+def does_not_wait_for_the_mark(right: Rule, self: VbrOrder, now: int, sender: int) -> bool:
     """Delivers at the end of the slot without waiting: late messages are lost or delivered out of order."""
     return now >= self.grid.end_of(self._deliver_slot)
 
 
-def forgets_the_mark_of_an_empty_slot(right: Rule, self: Vbr, *given: Any) -> None:
+def forgets_the_mark_of_an_empty_slot(right: Rule, self: VbrOrder, *given: Any) -> None:
     before = len(self.down)
     right(self, *given)
     if self.down[before:] and self.down[-1].packed_messages is None and not self.down[-1].body:
         del self.down[before:]
 
 
-def sends_in_the_next_slot(right: Rule, self: Vbr, *given: Any) -> None:
+def sends_in_the_next_slot(right: Rule, self: VbrOrder, *given: Any) -> None:
     """Every message belongs to the slot after the one in which it was submitted."""
     self._send_slot += 1
     right(self, *given)
     self._send_slot -= 1
 
 
-def forgets_a_batch(right: Rule, self: Vbr, sender: int, frames: Any) -> None:
+def forgets_a_batch(right: Rule, self: VbrOrder, sender: int, frames: Any) -> None:
     """Leaves out the messages of the first member in every fifth slot."""
     before, index, count = len(self.events), self._index, self._count
     right(self, sender, frames)
@@ -251,15 +251,15 @@ def loses_the_end_bit(right: Rule, self: Fec, now: int, count: int, flags: int) 
 
 
 PLANTED = [
-    Planted("cbr", Cbr, "_start_deliver", skips_the_tie_break, "total_order"),
-    Planted("cbr", Cbr, "_start_deliver", takes_everybody_by_turns, "total_order"),
-    Planted("cbr", Cbr, "_send_turn", forgets_the_dummy, "gap_freedom"),
-    Planted("cbr", Cbr, "_own_turn_due_ns", sends_a_period_late, "latency"),
-    Planted("vbr", Vbr, "_finish_slot", serves_the_last_member_first, "total_order"),
-    Planted("vbr", Vbr, "_timed_out", does_not_wait_for_the_mark, "gap_freedom"),
-    Planted("vbr", Vbr, "_close_slot", forgets_the_mark_of_an_empty_slot, "gap_freedom"),
-    Planted("vbr", Vbr, "_send_frame", sends_in_the_next_slot, "gap_freedom"),
-    Planted("vbr", Vbr, "_deliver", forgets_a_batch, "gap_freedom"),
+    Planted("cbr", CbrOrder, "_start_deliver", skips_the_tie_break, "total_order"),
+    Planted("cbr", CbrOrder, "_start_deliver", takes_everybody_by_turns, "total_order"),
+    Planted("cbr", CbrOrder, "_send_turn", forgets_the_dummy, "gap_freedom"),
+    Planted("cbr", CbrOrder, "_own_turn_due_ns", sends_a_period_late, "latency"),
+    Planted("vbr", VbrOrder, "_finish_slot", serves_the_last_member_first, "total_order"),
+    Planted("vbr", VbrOrder, "_timed_out", does_not_wait_for_the_mark, "gap_freedom"),
+    Planted("vbr", VbrOrder, "_close_slot", forgets_the_mark_of_an_empty_slot, "gap_freedom"),
+    Planted("vbr", VbrOrder, "_send_frame", sends_in_the_next_slot, "gap_freedom"),
+    Planted("vbr", VbrOrder, "_deliver", forgets_a_batch, "gap_freedom"),
     Planted("vbr with failures", VbrGaps, "_finish_slot", serves_the_last_member_first, "total_order"),
     Planted("vbr with failures", VbrGaps, "_late_at", forgets_the_time_out, "latency"),
     Planted("vbr with failures", VbrGaps, "_late_at", waits_a_slot_longer, "latency"),

@@ -18,7 +18,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause
 from unisono.model.scenario import PlannedSlotChange, Scenario
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.sim.run import build_world, run_meta
 from unisono.sim.swarm.vbr import renegotiated
 from unisono.sim.world import World
@@ -59,7 +59,7 @@ def inconsistencies(scenario: Scenario, world: World) -> list[str]:
     orders = {
         member: node.stack.order
         for member, node in sorted(world.members.items())
-        if node.up and isinstance(node.stack, Stack) and isinstance(node.stack.order, Vbr)
+        if node.up and isinstance(node.stack, Stack) and isinstance(node.stack.order, VbrOrder)
     }
     problems = []
     for member, order in orders.items():

@@ -19,10 +19,10 @@ from unisono.orders.cbr.order import (
     CBR_RUNNING,
     CBR_TRANSITIONS,
     HORIZON_NS,
-    Cbr,
     CbrAction,
     CbrInput,
     CbrMode,
+    CbrOrder,
 )
 from unisono.orders.cbr.turns import (
     CYCLE_NS,
@@ -71,14 +71,14 @@ class Network:
 
 
 class Probe:
-    """A Cbr and its network, with short methods for tests. The rate of the peers is 2."""
+    """A CbrOrder and its network, with short methods for tests. The rate of the peers is 2."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> None:
         fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(4, 1), "max_message": 1000, "max_frame": 256}
         fields.update(changes)
         self.policy = Policy("g", me, View(members), order="cbr", **fields)
         self.network = Network()
-        self.cbr = Cbr(self.policy, self.network)
+        self.cbr = CbrOrder(self.policy, self.network)
 
     def hello(self, sender: int, *, avg: float = 2.0, theta_ns: int = CYCLE_NS, incarnation: int = 1) -> Frame:
         key = members_key(self.policy.view.members)
@@ -229,7 +229,7 @@ def test_reservation_is_by_sender_or_receiver() -> None:
 
 def test_the_stack_builds_it_by_name() -> None:
     stack = build(Policy("g", 1, View((1, 2)), TIMING, Rate(4, 1), "cbr"))
-    assert isinstance(stack.order, Cbr)
+    assert isinstance(stack.order, CbrOrder)
     assert stack.order.bound_ns() == 12 * MS + 250 * MS
     assert stack.order.gap_free
 

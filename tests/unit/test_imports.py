@@ -236,7 +236,7 @@ PLANTED = [
     ("model/units.py", "import unisono\n", 1, "imports"),
     ("model/units.py", "from unisono import Group\n", 1, "imports"),
     ("errors.py", "from .model import Rate\n", 1, "imports"),
-    ("net/services/fifo.py", "from unisono.orders.vbr.order import Vbr\n", 1, "imports"),
+    ("net/services/fifo.py", "from unisono.orders.vbr.order import VbrOrder\n", 1, "imports"),
     ("net/services/fifo.py", "def late():\n    from unisono.stack import Stack\n", 2, "imports"),
     ("sim/world.py", "import unisono.runtime.driver\n", 1, "imports"),
     ("runtime/driver.py", "import unisono.sim.world as world\n", 1, "imports"),

@@ -14,7 +14,7 @@ from unisono.model.policy import Policy, Settings, strongest
 from unisono.model.sla import METRICS
 from unisono.model.timing import SlotGrid, Timing
 from unisono.model.units import Rate
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.orders.vbr.slots import SettingRequests, effective_from, effective_slot
 from unisono.stack import build
 from unisono.wire.codec import Unreadable
@@ -249,7 +249,7 @@ def test_a_member_can_request_settings_for_a_departed_one() -> None:
 def test_without_failures_no_member_can_miss_a_request(delta: int) -> None:
     grid = SlotGrid.of(Timing(delta * MS, MS, 5 * MS))
     order = build(Policy("g", 1, View((1, 2)), Timing(delta * MS, MS, 5 * MS), Rate(100, 5))).order
-    assert isinstance(order, Vbr)
+    assert isinstance(order, VbrOrder)
     assert effective_from(grid, 1000, None) > 1000 + 2 * order.window_slots
     assert effective_from(grid, 1000, 4) > effective_slot(grid, 1004)
 

@@ -31,7 +31,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate
 from unisono.orders.packing import Pacer
 from unisono.orders.vbr.failures import VbrGaps
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.qos.plan.admission import Link
 from unisono.sim import member as sim_member
 from unisono.sim.run import build_world, run_meta
@@ -69,10 +69,10 @@ def simulate(given: Scenario) -> tuple[World, Trace]:
     return world, recorder.trace(run_meta(given, 1, bound_ns, reliable))
 
 
-def order(world: World, member: int) -> Vbr:
+def order(world: World, member: int) -> VbrOrder:
     stack = world.members[member].stack
     assert isinstance(stack, Stack)
-    assert isinstance(stack.order, Vbr)
+    assert isinstance(stack.order, VbrOrder)
     return stack.order
 
 
@@ -221,7 +221,7 @@ def test_a_refused_slot_change_changes_nothing() -> None:
     with pytest.raises(ReservationRefused):
         stack.change_slot(0, MS)
     assert network.held == held
-    assert isinstance(stack.order, Vbr)
+    assert isinstance(stack.order, VbrOrder)
     assert stack.order.schedule.slot_change.requested_theta_ns is None
     stack.change_slot(0, 10 * MS)
     assert stack.order.schedule.slot_change.requested_theta_ns == 10 * MS
@@ -231,7 +231,7 @@ def test_a_member_that_cannot_reserve_for_an_agreed_change_shrinks_its_burst_and
     network = LimitedNetwork(10_000_000)
     stack = build(policy(rate=Rate(100, 8)), network)
     order = stack.order
-    assert isinstance(order, Vbr)
+    assert isinstance(order, VbrOrder)
     assert network.held is not None
     network.limit = network.held.needed_bytes_per_s
     order._adopt_schedule(order.grid.with_slot_length(10, 2 * MS))
@@ -247,7 +247,7 @@ def test_a_member_that_cannot_reserve_for_an_agreed_change_shrinks_its_burst_and
     order.schedule.enter_slot(11)
     tight = LimitedNetwork(10_000_000)
     poor = build(policy(rate=Rate(100, 8)), tight).order
-    assert isinstance(poor, Vbr)
+    assert isinstance(poor, VbrOrder)
     tight.limit = 1
     poor._adopt_schedule(poor.grid.with_slot_length(10, 2 * MS))
     (event,) = poor.events
@@ -261,7 +261,7 @@ def test_a_rate_requested_with_a_slot_length_takes_effect_with_it() -> None:
     link = Link("10MB/s")
     stack = build(policy(), link.share(1))
     order = stack.order
-    assert isinstance(order, Vbr)
+    assert isinstance(order, VbrOrder)
     order.schedule.enter_slot(5)
     stack.change_slot(0, 10 * MS, Rate(200, 9))
     order.schedule.enter_slot(6)
@@ -404,15 +404,15 @@ def test_a_slot_request_survives_the_declared_losses(monkeypatch: pytest.MonkeyP
     faults = (Loss(Span(), 0.6, 2, 3),)
     given = scenario(PlannedSlotChange(2, 100 * MS, 10 * MS), faults=faults, failures=True, loss_burst=2)
     assert "slots" not in [kind for seed in range(6) for kind in violation_kinds(simulate_seed(given, seed))]
-    close_slot = Vbr._close_slot
+    close_slot = VbrOrder._close_slot
 
-    def once(self: Vbr, now: int, last: Any = None) -> None:
+    def once(self: VbrOrder, now: int, last: Any = None) -> None:
         before = len(self.down)
         close_slot(self, now, last)
         while len(self.down) > before + 1 and self.down[-1] is self.down[-2]:
             self.down.pop()
 
-    monkeypatch.setattr(Vbr, "_close_slot", once)
+    monkeypatch.setattr(VbrOrder, "_close_slot", once)
     assert "slots" in [kind for seed in range(6) for kind in violation_kinds(simulate_seed(given, seed))]
 
 

@@ -15,7 +15,7 @@ from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate, UnlimitedNetwork, group_key
 from unisono.net.clock_check import ClockCheck
 from unisono.net.layer import Layer
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.stack import ORDERS, Stack, build
 from unisono.wire.door import Refusal
 from unisono.wire.frame import Frame, Kind, encode
@@ -177,7 +177,7 @@ class Tag:
 def tagged(names: str, log: list[str]) -> Stack:
     here = policy(members=(1,)) if not names else policy()
     layers: list[Layer] = [Tag(name, log) for name in names]
-    return Stack(here, Vbr(here, UnlimitedNetwork()), layers, ClockCheck(here))
+    return Stack(here, VbrOrder(here, UnlimitedNetwork()), layers, ClockCheck(here))
 
 
 def test_frames_pass_the_layers_in_order_both_ways() -> None:
@@ -197,7 +197,7 @@ def test_frames_pass_the_layers_in_order_both_ways() -> None:
 def test_frames_of_other_kinds_bypass_a_layer() -> None:
     log: list[str] = []
     layers: list[Layer] = [Tag("a", log, frozenset({Kind.DATA})), Tag("b", log, frozenset({Kind.HELLO})), Tag("c", log)]
-    stack = Stack(policy(), Vbr(policy(), UnlimitedNetwork()), layers, ClockCheck(policy()))
+    stack = Stack(policy(), VbrOrder(policy(), UnlimitedNetwork()), layers, ClockCheck(policy()))
     stack.wake(T0)
     assert [line for line in log if "down" in line] == ["b down 0", "c down 0"], "the order says HELLO"
     log.clear()

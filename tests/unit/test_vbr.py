@@ -16,7 +16,7 @@ from unisono.model.units import BandwidthReservation, Rate
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.formation import members_key
 from unisono.orders.packing import reservation
-from unisono.orders.vbr.order import HORIZON_NS, Vbr
+from unisono.orders.vbr.order import HORIZON_NS, VbrOrder
 from unisono.wire.codec import control_frame
 from unisono.wire.control import Hello
 from unisono.wire.frame import (
@@ -59,14 +59,14 @@ class Network:
 
 
 class Probe:
-    """A Vbr and its network, with short helpers."""
+    """A VbrOrder and its network, with short helpers."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> None:
         fields: dict[str, Any] = {"timing": TIMING, "rate": full_rate(3, TIMING), "max_message": 1000, "max_frame": 256}
         fields.update(changes)
         self.policy = Policy("g", me, View(members), **fields)
         self.network = Network()
-        self.vbr = Vbr(self.policy, self.network)
+        self.vbr = VbrOrder(self.policy, self.network)
 
     def hello(self, sender: int, theta_ns: int = THETA, incarnation: int = 1, complete: bool = True) -> Frame:
         key = members_key(self.policy.view.members)

@@ -12,12 +12,12 @@ import pytest
 
 from unisono.agreement.membership.views import Membership
 from unisono.agreement.paxos.acceptor import Acceptor
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import CbrOrder
 from unisono.orders.consensus.order import ConsensusOrder
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.election import LeaderElection
 from unisono.orders.packing import Pacer
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.stack import DeliveryCheck
 
 RUNTIME_CHECKS: tuple[tuple[type, str], ...] = (
@@ -26,14 +26,14 @@ RUNTIME_CHECKS: tuple[tuple[type, str], ...] = (
     (Acceptor, "check_decide"),
     (Membership, "check_view"),
     (Pacer, "check"),
-    (Cbr, "check_porder"),
+    (CbrOrder, "check_porder"),
     (DeliveryCheck, "check"),
     (FinalOrder, "check_position"),
     (LeaderElection, "check_promise"),
     (LeaderElection, "check_position"),
     (ConsensusOrder, "check_instance"),
-    (Vbr, "check_send"),
-    (Vbr, "check_delivery"),
+    (VbrOrder, "check_send"),
+    (VbrOrder, "check_delivery"),
 )
 """Every method that checks an invariant at run time."""
 

@@ -125,7 +125,7 @@ CBR_RUNNING = frozenset({CbrMode.DELIVER_MESSAGES, CbrMode.RESERVE})
 # -- the automaton ---------------------------------------------------------------------------------------------------
 
 
-class Cbr(OrderBase):
+class CbrOrder(OrderBase):
     """One member's automaton of the order `cbr`."""
 
     gap_free = True

@@ -33,7 +33,7 @@ from unisono.model.policy import Policy
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, NS_PER_MS, Rate, duration_text
 from unisono.net.layer import NO_ROOM
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import CbrOrder
 from unisono.orders.consensus.order import build_consensus
 from unisono.orders.final.agreement import (
     AgreedRange,
@@ -61,11 +61,11 @@ from unisono.orders.final.messages import (
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.wire.codec import Unreadable, control_frame
 from unisono.wire.frame import HEADER_BYTES, Frame
 
-ClockBasedOrder: TypeAlias = Cbr | Vbr
+ClockBasedOrder: TypeAlias = CbrOrder | VbrOrder
 
 WINDOW = 16
 """Propose at most this many instances that are not decided."""

@@ -90,7 +90,7 @@ BLOCKED_AFTER_REQUESTS = 4
 """A member reports that its deliveries are blocked after requesting the same barriers this many times."""
 
 
-class QuasiGenuine(ConsensusOrderBase):
+class QuasiGenuineOrder(ConsensusOrderBase):
     """One member's automaton of the order `quasi_genuine`."""
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:

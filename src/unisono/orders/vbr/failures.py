@@ -31,7 +31,7 @@ from unisono.model.units import NS_PER_S, Reserver, duration_text
 from unisono.net.clock_check import ClockDifference
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import Rqueue, SlotFrames
-from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.order import VbrOrder
 from unisono.wire.codec import control_frame, message_in
 from unisono.wire.control import Join, JoinStep
 from unisono.wire.frame import END_OF_SLOT, SLOTS_MAY_DIFFER, Frame, Kind
@@ -106,7 +106,7 @@ class PendingJoins:
             self.pending[member] = joins
 
 
-class VbrGaps(Vbr):
+class VbrGaps(VbrOrder):
     """One member's automaton of the order `vbr`, for a group whose members may fail."""
 
     gap_free = False  # a crash may leave gaps (Definition 2)

@@ -74,7 +74,7 @@ def latency_bound_ns(timing: Timing) -> int:
     return timing.delta_ns + timing.gamma_ns + timing.theta_ns
 
 
-class Vbr(VariableRateBase):
+class VbrOrder(VariableRateBase):
     """One member's automaton of the order `vbr`, for a group whose members do not fail."""
 
     gap_free = True

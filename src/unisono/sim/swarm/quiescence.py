@@ -11,7 +11,7 @@ from unisono.model.faults import Crash, Pause
 from unisono.model.scenario import Scenario
 from unisono.orders.final.bounds import report_every_ns
 from unisono.orders.final.order import FinalOrder
-from unisono.orders.quasi_genuine.order import QuasiGenuine
+from unisono.orders.quasi_genuine.order import QuasiGenuineOrder
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
 from unisono.stack import Stack
@@ -44,7 +44,7 @@ class MultigroupQuiescent:
     def __call__(self, world: World) -> bool:
         if world.now <= world.start_ns + self._faults_end_ns:
             return False
-        groups: dict[int, list[QuasiGenuine]] = {}
+        groups: dict[int, list[QuasiGenuineOrder]] = {}
         for node in world.members.values():
             if node.up:
                 order = _multigroup_order(node)
@@ -61,17 +61,17 @@ class MultigroupQuiescent:
         )
 
 
-def _multigroup_order(node: SimulatedMember) -> QuasiGenuine:
+def _multigroup_order(node: SimulatedMember) -> QuasiGenuineOrder:
     if not isinstance(node.stack, Stack):
         raise UnisonoError(f"member {node.member} does not run the order quasi_genuine")
-    return node.stack.inspect(QuasiGenuine)
+    return node.stack.inspect(QuasiGenuineOrder)
 
 
-def _last_instance(orders: list[QuasiGenuine]) -> int:
+def _last_instance(orders: list[QuasiGenuineOrder]) -> int:
     return max(order.consensus.next_free - 1 for order in orders)
 
 
-def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
+def _nothing_pending(groups: dict[int, list[QuasiGenuineOrder]]) -> bool:
     """Whether each group has one leader, and no message waits for a decision, for barriers, or for another group."""
     return all(
         sum(order.consensus.is_leader for order in orders) == 1
@@ -90,7 +90,7 @@ def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
     )
 
 
-def _stream_head(groups: dict[int, list[QuasiGenuine]], source: int, receiver: int) -> int:
+def _stream_head(groups: dict[int, list[QuasiGenuineOrder]], source: int, receiver: int) -> int:
     streams = [order.log.streams.get(receiver) for order in groups.get(source, [])]
     return max((stream.head for stream in streams if stream is not None), default=0)
 
