@@ -160,11 +160,8 @@ def test_leaving_an_iteration_early_loses_no_message() -> None:
 
 def test_several_groups_in_one_process() -> None:
     async def part() -> None:
-        async with (
-            groups(2) as red,
-            groups(2, slot="10ms", rate=unisono.Rate(avg=1600, burst=16)) as blue,
-            groups(1) as alone,
-        ):
+        rate = unisono.Rate(avg=1600, burst=16)
+        async with groups(2) as red, groups(2, slot="10ms", rate=rate) as blue, groups(1) as alone:
             await asyncio.gather(red[0].send(b"red"), blue[1].send(b"blue"), alone[0].send(b"alone"))
             for joined, payload in ((red, b"red"), (blue, b"blue"), (alone, b"alone")):
                 assert [d.payload for d in await all_deliveries(joined, 1)] == [payload]

@@ -32,7 +32,7 @@ def record(directory: Path) -> Trace:
                 member=number,
                 peers=peers,
                 slot="20ms",
-                rate=unisono.Rate(avg=500, burst=4),
+                rate=unisono.Rate(avg=200, burst=4),
                 recorder=writer.recorder(),
                 incarnation=life,
             )
