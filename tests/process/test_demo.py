@@ -249,7 +249,7 @@ to = "1s"
     assert result["late"] > 0
     assert result["checks"]["latency"]["verdict"] == "violated"
     assert result["measured_bound_ms"] > result["bound_ms"]
-    assert "the scenario injects the fault pause" in result["broken_assumptions"]
+    assert "the scenario injects the fault pause" in result["doubtful_assumptions"]
     assert read_trace(tmp_path / "kept").meta.bound_ns == 27_000_000
     assert main(["verify", str(tmp_path / "kept"), "--master", "none"]) == 1
 

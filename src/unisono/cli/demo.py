@@ -465,7 +465,7 @@ def _format_bounds(scenario: Scenario, report: ClusterReport, result: dict[str, 
     lines = [f"bound ms       {result['bound_ms']:.2f} = {formula}, declared with Δ {delta}, Γ {gamma}, Θ {theta}"]
     lines.append(f"late           {result['late']:,} of {total:,} deliveries")
     if result["late"]:
-        held = "; ".join(report.broken_assumptions) or "all held, so the order broke its promise"
+        held = "; ".join(report.doubtful_assumptions) or "all held, so the order broke its promise"
         lines.append(f"assumptions    {held}")
     delay_ms, lateness_ms, gamma_ms = map(ns_to_ms, (measured.delay_ns, measured.lateness_ns, measured.gamma_ns))
     lines.append(

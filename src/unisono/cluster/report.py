@@ -109,22 +109,22 @@ class ClusterReport:
     """The latency bound for the measured Δ and Γ, plus the outage if members crashed or were unreachable."""
     outage_ns: int
     """The part of `measured_bound_ns` that is due to crashed or unreachable members."""
-    broken_assumptions: tuple[str, ...]
-    """The assumptions behind `bound_ns` that did not hold in this run, as texts; empty if all held."""
+    doubtful_assumptions: tuple[str, ...]
+    """The assumptions behind `bound_ns` that did not hold in this run or were not measured; empty if all held."""
     final_reports: Mapping[int, ProcessReport]
     grades: dict[str, Any] | None = None
     """How the members' deliveries of each grade compare, from `compare_grades`; None in a run with one grade."""
 
     @property
     def verdict(self) -> Status:
-        """The verdict on the order; also on the latency if the machine and the faults kept its assumptions.
+        """The verdict on the order; also on the latency if all assumptions behind the bound held.
 
-        If they did not, late deliveries are counted and reported, but the order does not have to prevent them.
+        Otherwise late deliveries are counted and reported, but the order does not have to prevent them.
         """
         judged = {
             name: verdict
             for name, verdict in self.verdicts.items()
-            if check_name(name) in ORDER_CHECKS or (check_name(name) == LATENCY and not self.broken_assumptions)
+            if check_name(name) in ORDER_CHECKS or (check_name(name) == LATENCY and not self.doubtful_assumptions)
         }
         return overall(judged)
 
@@ -191,7 +191,7 @@ class ClusterReport:
             "measured_bound_ms": ns_to_ms(self.measured_bound_ns) if bounded else None,
             "late_measured": late_measured,
             "outage_bound_ms": ns_to_ms(self.outage_ns),
-            "broken_assumptions": list(self.broken_assumptions),
+            "doubtful_assumptions": list(self.doubtful_assumptions),
             "delta_measured_ms": ns_to_ms(self.measured.delay_ns),
             "timer_lateness_ms": ns_to_ms(self.measured.lateness_ns),
             "gamma_measured_ms": ns_to_ms(self.measured.gamma_ns),
@@ -273,26 +273,31 @@ def check_cluster_run(
     verdicts, grades = check_all(trace), None
     if EARLY in trace.delivered_grades() and scenario.grades == "both":
         trace, grades = trace.with_grade(EARLY), compare_grades(trace, verdicts, final_reports)
-    broken, outage_ns = broken_assumptions(scenario, measured), measured_ns - usual_ns
-    return ClusterReport(trace, verdicts, measured, bound_ns, measured_ns, outage_ns, broken, final_reports, grades)
+    doubtful, outage_ns = doubtful_assumptions(scenario, measured), measured_ns - usual_ns
+    return ClusterReport(trace, verdicts, measured, bound_ns, measured_ns, outage_ns, doubtful, final_reports, grades)
 
 
-def broken_assumptions(scenario: Scenario, measured: MeasuredTiming) -> tuple[str, ...]:
-    """The assumptions behind the latency bound that did not hold in a run: Δ, Γ, and that nothing fails."""
-    declared, broken = scenario.timing, []
+def doubtful_assumptions(scenario: Scenario, measured: MeasuredTiming) -> tuple[str, ...]:
+    """The assumptions behind the latency bound that did not hold in a run, or that no member measured.
+
+    These are Δ, Γ, and that nothing fails. Only some orders measure the delays of their datagrams.
+    """
+    declared, doubtful = scenario.timing, []
     taken_ns = measured.delay_max_ns + measured.lateness_ns
     if taken_ns > declared.delta_ns:
-        broken.append(
+        doubtful.append(
             f"a datagram took up to {duration_text(measured.delay_max_ns)} and a timer was up to "
             f"{duration_text(measured.lateness_ns)} late, together more than Δ = {duration_text(declared.delta_ns)}"
         )
+    if measured.delay_max_ns == 0 and len(scenario.members) > 1:
+        doubtful.append("no member measured delays, so it is not known whether Δ held")
     if measured.gamma_ns > declared.gamma_ns:
-        broken.append(
+        doubtful.append(
             f"clocks differ by up to {duration_text(measured.gamma_ns)}, more than Γ = "
             f"{duration_text(declared.gamma_ns)}"
         )
-    broken += [f"the scenario injects the fault {kind}" for kind in sorted({fault.kind for fault in scenario.faults})]
-    return tuple(broken)
+    doubtful += [f"the scenario injects the fault {kind}" for kind in sorted({fault.kind for fault in scenario.faults})]
+    return tuple(doubtful)
 
 
 def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports: Mapping[int, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 - `timers`: the local clock, which never steps back, and a precise alarm
 - `socket_setup`, `udp`: UDP by multicast or unicast, many datagrams per system call
-- `fault_injection`: loses and duplicates received datagrams, for tests
+- `fault_injection`: loses, duplicates and delays received datagrams, for `unisono demo` and tests
 - `storage`: the file of a durable order
 - `driver`: runs one stack under asyncio
 - `environment`: the interfaces to clock, transport and timers, which `unisono.testing` implements in memory
