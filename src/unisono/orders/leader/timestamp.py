@@ -128,7 +128,8 @@ class TimestampLeader(LeaderOrderBase):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
-        if self._room_by_rate(now) == NO_ROOM:
+        self._close_if_due(now)
+        if self._request_closes_at is None and not self._open_request(now):
             return 0
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0:
@@ -141,6 +142,8 @@ class TimestampLeader(LeaderOrderBase):
         return count
 
     def _room_by_rate(self, now: int) -> tuple[int, int]:
+        if self._timing.theta_ns <= self._timing.gamma_ns:
+            return NO_ROOM  # a request that opens here would be closed before `submit`
         self._close_if_due(now)
         if self._request_closes_at is None and not self._open_request(now):
             return NO_ROOM
