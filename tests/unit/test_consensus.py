@@ -369,7 +369,7 @@ def test_a_leader_waits_for_a_peer_that_answers_and_lags() -> None:
     assert leader.propose(3 * MS, enough + 2, BIG)
     assert not leader.may_propose_next(3 * MS)
     silent = leader.detector.timeout_ns(3) + 2 * HEARTBEAT_NS
-    assert leader.may_propose_next(3 * MS + silent), "a member that does not answer stops nobody"
+    assert leader.may_propose_next(3 * MS + silent), "the leader does not wait for a member that does not answer"
 
 
 def test_a_leader_does_not_wait_for_a_peer_that_needs_a_snapshot() -> None:

@@ -298,3 +298,19 @@ def test_a_delivery_is_an_immutable_value() -> None:
     assert one.id == (2, 1, 10)
     with pytest.raises(AttributeError):
         one.slot = 8  # type: ignore[misc]
+
+
+def test_a_refused_request_does_not_hold_back_messages_of_the_same_turn() -> None:
+    async def scene() -> None:
+        async with asyncio.timeout(60), network(members=2, order="leader", **FAST) as net:
+            await net[2].send(b"the first slot has begun")
+            await deliveries(net[2], 1)
+            sent = net.datagrams
+            await net[2].send(b"x")
+            with pytest.raises(unisono.InvalidOption):
+                net[2].renegotiate(slot="7ms")
+            assert net.datagrams == sent
+            await asyncio.sleep(0)
+            assert net.datagrams == sent + 1, "the frame to the leader has left in the next turn"
+
+    run(scene())

@@ -8,8 +8,10 @@ The driver makes no protocol decision. It has three duties of its own:
   other members continue without this one.
 - It records the trace.
 
-Sending: `submit` queues messages by priority until the stack accepts them. Receiving: `_on_datagrams` gives datagrams
-to the stack, `_flush` carries out the effects of the inputs, and `pop` and `consume` give events to the application.
+Sending: `send` takes messages on `credit` that the stack has granted, and the driver submits them together before any
+other input, at the latest at the end of the turn (`turn`). Without credit, `submit` queues messages by priority until
+the stack accepts them. Receiving: `_on_datagrams` gives datagrams to the stack, `_flush` carries out the effects of the
+inputs, and `pop` and `consume` give events to the application.
 """
 
 from __future__ import annotations
@@ -132,6 +134,8 @@ class Driver:
         """The time that the calls of the application may use before the event loop has its next turn."""
         self.credit = Credit(self._loop, stack.policy.max_message)
         """The messages that were sent in this turn, and how many more the declared rate allows."""
+        self._step_is_due = False
+        """Whether the stack has such messages whose effects were not carried out yet."""
         transport.attach(self._loop, self._on_datagrams, self._flush)
 
     def start(self) -> None:
@@ -218,6 +222,7 @@ class Driver:
                 self.close()  # the group excluded this member; the application can still read the reason from the queue
 
     def _carry_out_step(self) -> None:
+        self._step_is_due = False
         effects = self.stack.step()
         carry_out(effects, self)
         if effects.events:
@@ -348,7 +353,7 @@ class Driver:
         return False
 
     def _on_turn_end(self) -> None:
-        if self.credit.taken or self._submissions.first is not None:
+        if self.credit.taken or self._step_is_due or self._submissions.first is not None:
             self._flush()
 
     def _input_time(self) -> int:
@@ -360,6 +365,7 @@ class Driver:
     def _submit_taken(self) -> None:
         """Submit the messages that `take` has taken. The stack has promised to accept them."""
         now, messages = self.credit.granted_ns, self.credit.settle()
+        self._step_is_due = True
         self.turn.messages_left -= len(messages)
         try:
             accepted = self.stack.submit(now, messages)
