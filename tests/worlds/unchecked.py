@@ -18,6 +18,7 @@ from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.election import LeaderElection
 from unisono.orders.packing import Pacer
 from unisono.orders.vbr.order import VbrOrder
+from unisono.runtime.driver import Driver
 from unisono.stack import DeliveryCheck
 
 RUNTIME_CHECKS: tuple[tuple[type, str], ...] = (
@@ -28,6 +29,7 @@ RUNTIME_CHECKS: tuple[tuple[type, str], ...] = (
     (Pacer, "check"),
     (CbrOrder, "check_porder"),
     (DeliveryCheck, "check"),
+    (Driver, "check_room"),
     (FinalOrder, "check_position"),
     (LeaderElection, "check_promise"),
     (LeaderElection, "check_position"),

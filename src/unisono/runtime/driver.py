@@ -370,12 +370,16 @@ class Driver:
         try:
             accepted = self.stack.submit(now, messages)
             self._record_sent(now, messages[:accepted], 0, None)
-            if accepted < len(messages):
-                text = "the stack did not accept all messages for which it had promised room"
-                raise InvariantViolated("room", self.stack.policy.member, text, str(len(messages)), str(accepted))
+            self.check_room(len(messages), accepted)
         except Exception as error:
             self._fail(error)  # `send` has accepted these messages: without them this member must not go on
             raise
+
+    def check_room(self, promised: int, accepted: int) -> None:
+        """Raise InvariantViolated unless the stack has accepted all messages for which it had promised room."""
+        if accepted < promised:
+            text = "the stack did not accept all messages for which it had promised room"
+            raise InvariantViolated("room", self.stack.policy.member, text, str(promised), str(accepted))
 
     def _submit_waiting(self) -> bool:
         """Submit waiting messages until one does not fit; return whether the stack accepted any."""
