@@ -20,12 +20,13 @@ from unisono.errors import (
     UnisonoError,
     WrongEventLoop,
 )
-from unisono.group import Event, Group, join
+from unisono.group import Group, join
 from unisono.model.events import (
     Batch,
     Blocked,
     ClockViolation,
     Delivery,
+    Event,
     Grade,
     Notice,
     NoticeKind,

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, cast
 
 from unisono.config import Config, Network, Observe, Peers, read_config
 from unisono.errors import FormationTimeout, GroupClosed, InvalidOption, Timeout
 from unisono.model.events import (
-    Batch,
     Delivery,
-    Notice,
+    Event,
+    Grade,
     Sending,
     Stats,
-    TimingChange,
-    ViewChange,
     Violation,
     ViolationKind,
-    remaining,
 )
 from unisono.model.options import OrderName, OrderOptions
 from unisono.model.policy import PRIORITY_MAX
@@ -36,18 +32,13 @@ from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.environment import Environment, TransportOptions, current_environment
 from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.reading import EventStreams, Iteration, wants_every_event, wants_messages
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
 from unisono.stack import Stack, build
 
-Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
-"""The events that an iteration over a group yields."""
-
 LEAVE_TIMEOUT_S = 1.0
-_Taken = TypeVar("_Taken")
 _DEFAULT_PRIORITY = 0
-_FIRST_CHUNK, _LARGEST_CHUNK = 16, 256
-"""How many deliveries an iteration prepares at once: at first, and at most."""
 
 
 def join(
@@ -205,14 +196,7 @@ class Group:
         self._setup, self._responder = setup, responder
         self._stack = stack
         self._link_share = link_share
-        self._opened_batch: Batch | None = None
-        self._opened_payloads: list[bytes] = []
-        """The messages of `_opened_batch`; the first `_prepared` of them have been prepared for the application."""
-        self._prepared = 0
-        self._remaining_deliveries: deque[Delivery] = deque()
-        """The deliveries that were prepared and that no iteration has yielded yet, because the application may stop at
-        any time."""
-        self._chunk = _FIRST_CHUNK
+        self._streams = EventStreams(driver, pulls=stack.application_pulls)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -292,20 +276,36 @@ class Group:
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def batches(self) -> AsyncIterator[DriverEvent]:
-        """Iterate over batches of deliveries and over other events, in order, until this member leaves the group."""
-        return _Iteration(self._driver, self._take_batch, self._driver.turn.is_over)
+    def messages(self, *, early: bool = False) -> AsyncIterator[Delivery]:
+        """Iterate over the messages alone, each once, until this member leaves the group.
+
+        If the order delivers in two grades, these are the final deliveries, without gaps; with `early`, the early ones,
+        on time. Other events are left out; `events` has them, also at the same time.
+        """
+        grade = Grade.EARLY if early else Grade.FINAL
+        stream = self._streams.stream(f"{grade.value} messages", wants_messages(grade))
+        return cast("AsyncIterator[Delivery]", Iteration(self._driver, stream.take_event, stream.turn_is_over))
+
+    def events(self) -> AsyncIterator[Event]:
+        """Iterate over deliveries and all other events, in order, until this member leaves the group.
+
+        A cancelled `anext` takes no event, and the next one continues. Several iterations share the events: each event
+        goes to the one that asked first. `messages` is independent of them.
+        """
+        stream = self._streams.stream("events", wants_every_event)
+        return Iteration(self._driver, stream.take_event, stream.turn_is_over)
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """Iterate over deliveries and other events, in order, until this member leaves the group.
+        """Iterate over `events`."""
+        return self.events()
 
-        A cancelled `anext` takes no event, and the next one continues. Each event goes to exactly one of several
-        iterations over a group: to the one that asked first.
-        """
-        return _Iteration(self._driver, self._take_event, self._turn_is_over)
+    def batches(self) -> AsyncIterator[DriverEvent]:
+        """Iterate over `events`, with the deliveries in batches, which is faster."""
+        stream = self._streams.stream("events", wants_every_event)
+        return Iteration(self._driver, stream.take_batch, stream.batch_turn_is_over)
 
     async def next(self, *, timeout: str | None = None) -> Event:
-        """Return the next event of an iteration. Raise Timeout if none comes in time, GroupClosed if none can come."""
+        """Return the next of the `events`. Raise Timeout if none comes in time, GroupClosed if none can come."""
         limit_s = None if timeout is None else duration_ns(timeout, "timeout") / NS_PER_S
         try:
             async with asyncio.timeout(limit_s) as limit:
@@ -316,23 +316,6 @@ class Group:
             if limit.expired():
                 raise Timeout(f"no event within {timeout}") from None
             raise
-
-    def _take_batch(self) -> DriverEvent | None:
-        """Take the next batch or other event; None if there is none now."""
-        event = self._remaining_batch() or self._driver.pop()
-        if event is None and self._stack.application_pulls:
-            return self._driver.consume()
-        return event
-
-    def _take_event(self) -> Event | None:
-        """Take the next delivery or other event; None if there is none now."""
-        remaining_deliveries = self._remaining_deliveries
-        while not remaining_deliveries and not self._prepare_deliveries():
-            event = self._take_batch()
-            if not isinstance(event, Batch):
-                return event
-            self._open_batch(event)
-        return remaining_deliveries.popleft()
 
     async def consume(self) -> Delivery:
         """Deliver the next message of a priority order: take it from the queue. Iterating over the group does the same.
@@ -345,43 +328,6 @@ class Group:
             driver.raise_if_closed()
             await driver.wait_for_change()
         return batch.deliveries()[0]
-
-    def _remaining_batch(self) -> Batch | None:
-        """The deliveries of a batch that an unfinished iteration has not yielded yet; None if there are none."""
-        opened, yielded = self._opened_batch, self._prepared - len(self._remaining_deliveries)
-        if opened is None or yielded == len(self._opened_payloads):
-            return None
-        rest = remaining(opened, self._opened_payloads[yielded:])
-        self._opened_batch, self._opened_payloads, self._prepared = None, [], 0
-        self._remaining_deliveries.clear()
-        return rest
-
-    def _open_batch(self, batch: Batch) -> None:
-        """Start to yield the deliveries of a batch one by one."""
-        self._opened_batch, self._opened_payloads, self._prepared = batch, batch.messages, 0
-        self._remaining_deliveries.clear()
-
-    def _prepare_deliveries(self) -> bool:
-        """Prepare the next deliveries of the opened batch; False if it has no more."""
-        batch, start = self._opened_batch, self._prepared
-        if batch is None or start == len(self._opened_payloads):
-            return False
-        payloads = self._opened_payloads[start : start + self._chunk]
-        self._remaining_deliveries.extend(batch.deliveries_of(payloads, start))
-        self._prepared += len(payloads)
-        return True
-
-    def _turn_is_over(self) -> bool:
-        """Whether the application has used up its turn with the last chunk of deliveries. Adapt the size of chunks.
-
-        Never in the middle of a chunk. The chunks are short if the application needs long for each delivery, and long
-        if a look at the clock would cost more than the delivery.
-        """
-        if self._remaining_deliveries:
-            return False
-        over = self._driver.turn.is_over()
-        self._chunk = max(1, self._chunk // 2) if over else min(2 * self._chunk, _LARGEST_CHUNK)
-        return over
 
     # -- properties and statistics ---------------------------------------------------------------------------
 
@@ -520,27 +466,3 @@ class Group:
 
     async def __aexit__(self, *_: object) -> None:
         await self.leave()
-
-
-class _Iteration(Generic[_Taken]):
-    """An iteration over the events of a group. All its state is in the group, so a cancelled `anext` loses nothing."""
-
-    __slots__ = ("_driver", "_take", "_turn_is_over")
-
-    def __init__(self, driver: Driver, take: Callable[[], _Taken | None], turn_is_over: Callable[[], bool]) -> None:
-        driver.check_event_loop()
-        self._driver, self._take, self._turn_is_over = driver, take, turn_is_over
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> _Taken:
-        driver = self._driver
-        if self._turn_is_over():
-            await asyncio.sleep(0)
-        while (event := self._take()) is None:
-            if driver.closed:
-                driver.raise_if_failed()
-                raise StopAsyncIteration
-            await driver.wait_for_change()
-        return event

@@ -473,6 +473,8 @@ class QueueStep:
     view: int | None = None
 
 
+Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
+"""The events that an iteration over a group yields."""
 StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | LeaveComplete | Gap | QueueStep
 
 

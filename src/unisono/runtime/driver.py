@@ -465,6 +465,19 @@ class Driver:
             self._flush()
         return batch
 
+    @property
+    def queue_messages(self) -> int:
+        """How many deliveries may wait for the application."""
+        return self._queue_limits[0]
+
+    def announce_change(self) -> None:
+        """Wake the calls that wait for a change."""
+        self._changed.set()
+
+    async def next_turn(self) -> None:
+        """Wait until the event loop has had its next turn."""
+        await asyncio.sleep(0)
+
     async def wait_for_change(self) -> None:
         """Wait until there is an event for the application, or the driver has stopped."""
         self.check_event_loop()
