@@ -60,6 +60,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "peer_ratio": "ratio to PySyncObj",
         "peer_target": "target of that",
         "cpu_us_per_message": "CPU µs per message",
+        "cpu_ratio": "ratio by CPU",
         "peak_mb": "most memory, MB",
         "peak_target_mb": "at most, MB",
         "stalled": "rounds stalled",

@@ -82,31 +82,32 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
     for name in list(ORDERS)[:1] if quick else ORDERS:
         say(f"batch API: {name}")
         batch[name].add(seconds, name)
-    reference = median(map(per_process, plain))
     found = [
         {
             "system": "raw UDP",
-            "messages_per_s": round(reference),
+            "messages_per_s": round(median(map(per_process, plain))),
             "cpu_us_per_message": round(median(map(cpu_us, plain)), 3),
         }
     ]
-    found += [_row(name, "single", measured, reference) for name, measured in single.items()]
+    found += [_row(name, "single", measured, plain) for name, measured in single.items()]
     if PEER in single and single[PEER].runs:
         consensus = next(row for row in found if row["system"] == "consensus")
         ratio = single["consensus"].rate() / single[PEER].rate()
         consensus |= {"peer_ratio": round(ratio, 1), "peer_target": PEER_TARGET}
-    return found + [_row(name, "batch", measured, reference) for name, measured in batch.items() if measured.runs]
+    return found + [_row(name, "batch", measured, plain) for name, measured in batch.items() if measured.runs]
 
 
-def _row(name: str, api: str, measured: Measured, reference: float) -> dict[str, Any]:
+def _row(name: str, api: str, measured: Measured, plain: Runs) -> dict[str, Any]:
     row: dict[str, Any] = {"system": name, "api": api, "stalled": len(measured.stalls)}
     if measured.stalls:
         row["why"] = measured.stalls[0]
     if measured.runs:
+        cpu = median(map(cpu_us, measured.runs))
         row |= {
             "messages_per_s": round(measured.rate()),
-            "ratio": round(measured.rate() / reference, 3),
-            "cpu_us_per_message": round(median(map(cpu_us, measured.runs)), 2),
+            "ratio": round(measured.rate() / median(map(per_process, plain)), 3),
+            "cpu_us_per_message": round(cpu, 2),
+            "cpu_ratio": round(median(map(cpu_us, plain)) / cpu, 3),
             "peak_mb": measured.peak_mb(),
         }
     if api == "single" and name in TARGETS:

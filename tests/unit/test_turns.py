@@ -314,3 +314,16 @@ def test_a_refused_request_does_not_hold_back_messages_of_the_same_turn() -> Non
             assert net.datagrams == sent + 1, "the frame to the leader has left in the next turn"
 
     run(scene())
+
+
+def test_each_turn_has_its_whole_share() -> None:
+    """The messages of one turn do not count against the next one, in which they go to the stack."""
+
+    async def part(group: unisono.Group) -> None:
+        for _ in range(3):
+            for _ in range(TURN_MESSAGES):
+                assert group._driver.credit.take(b"x") or group._driver.take_first(b"x")
+            assert not group._driver.credit.take(b"x")
+            await asyncio.sleep(0)
+
+    play(part, rate=Rate(avg=1_000_000, burst=8 * TURN_MESSAGES), slot="10ms", link=unisono.Link("400Gbit/s"))

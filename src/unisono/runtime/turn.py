@@ -37,13 +37,13 @@ class Turn:
     def is_over(self) -> bool:
         """Whether the caller must wait for the next turn. The first question of a turn starts its time."""
         if self.ends_at is None:
-            self.ends_at = self._loop.time() + TURN_S
+            self.ends_at, self.messages_left = self._loop.time() + TURN_S, TURN_MESSAGES
             self._loop.call_soon(self._end)
             return False
         return self.messages_left <= 0 or self._loop.time() >= self.ends_at
 
     def _end(self) -> None:
-        self.ends_at, self.messages_left = None, TURN_MESSAGES
+        self.ends_at = None
         self._on_end()
 
 
