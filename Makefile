@@ -109,6 +109,10 @@ compare: $(DEV_STAMP)  ## compare CPU time per message and simulated event with 
 figures: $(DEV_STAMP)  ## redraw the figures of the documentation
 	@$(BIN)/python -m benchmarks.figures
 
+.PHONY: options
+options: $(DEV_STAMP)  ## write docs/options.md from the definitions of the options
+	@$(BIN)/python -m benchmarks.options_page
+
 .PHONY: fmt
 fmt: $(DEV_STAMP)  ## format the code and apply safe fixes
 	$(BIN)/ruff format

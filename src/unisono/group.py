@@ -382,7 +382,7 @@ class Group:
         )
 
     def metrics(self) -> tuple[MetricRow, ...]:
-        """The metric rows of the last complete interval; empty without `monitor` and `sla`."""
+        """The metric rows of the last complete interval; empty without `metrics` and `sla` of `Observe`."""
         observer = self._driver.qos_observer
         return () if observer is None else observer.latest
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from benchmarks import figures
 
+import unisono
 from unisono.check.suite import check_all
 from unisono.check.verdict import overall
 from unisono.cli.main import build_parser, main
+from unisono.cli.member import configuration
 from unisono.model.events import View
 from unisono.model.policy import Policy
 from unisono.model.sla import METRICS
@@ -48,11 +50,12 @@ def table_after(page: Path, mark: str) -> list[str]:
 
 SCENARIOS_PAGE = PROJECT / "docs" / "scenarios.md"
 SMALLEST = blocks(SCENARIOS_PAGE, "toml")[0]
+OPTIONS_PAGE = PROJECT / "docs" / "options.md"
 SLA_PAGES = (PROJECT / "docs" / "sla.md", PROJECT / "docs" / "adaptation.md")
 EXAMPLES = [
     pytest.param(text, id=f"{page.name}-{number}")
     for page in PAGES
-    if page not in SLA_PAGES
+    if page not in (*SLA_PAGES, OPTIONS_PAGE)
     for number, text in enumerate(blocks(page, "toml"), 1)
 ]
 
@@ -112,6 +115,15 @@ def test_a_command_in_the_documentation_can_be_parsed(words: list[str]) -> None:
     options = build_parser().parse_args(words)
     scenario = getattr(options, "scenario", None)
     assert scenario is None or (PROJECT / scenario).is_file()
+
+
+@pytest.mark.parametrize("words", [words for words in commands() if words[0] == "member"], ids=" ".join)
+def test_join_accepts_the_options_of_a_member_in_the_documentation(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    config = configuration(build_parser().parse_args(words))
+    assert unisono.join(config=config).plan.bound_ns > 0
 
 
 @pytest.mark.parametrize("words", [words for words in commands() if words[0] == "simulate"], ids=" ".join)
