@@ -48,7 +48,7 @@ from unisono.wire.frame import HEADER_BYTES, Frame
 
 BUNDLES_MAX = 1 << 10
 """Accept no more messages while this many of a member's bundles are undecided."""
-UNDECIDED_BYTES_MAX = 2 << 20
+UNDECIDED_BYTES_MAX = 1 << 20
 """Accept no more messages while a member's undecided bundles have this many bytes or more."""
 WINDOW = 512
 """At most this many entries are in flight to one member of another group."""
