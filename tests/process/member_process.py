@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+PROJECT = Path(__file__).parents[2]
+"""The folder in which member processes run, so that they find the package `tests`."""
+
 
 class Process:
     """One incarnation of one member; each line of its output is a JSON list."""
@@ -22,7 +25,11 @@ class Process:
         self.killed_ns: int | None = None
         self.finished = False
         self.popen = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", f"tests.process.{script.stem}"],
+            cwd=PROJECT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.popen.stdin is not None
         self.popen.stdin.write(json.dumps(setup) + "\n")

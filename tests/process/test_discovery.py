@@ -72,7 +72,9 @@ asyncio.run(main())
 
 def start(**setup: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", MEMBER, json.dumps(setup)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ, cwd=Path(__file__).parents[2]
+    )
 
 
 def line(process: subprocess.Popen[str]) -> Any:
