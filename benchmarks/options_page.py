@@ -67,7 +67,7 @@ TEXTS: Final[Mapping[tuple[type, str], str]] = {
 BELOW: Final = frozenset({(Config, "network"), (Config, "rate"), (Config, "observe")})
 """Fields whose own fields have command-line options."""
 NOTES: Final[Mapping[type, str]] = {
-    Network: "`join` does not use `loss` yet: the value does not change the order that is chosen, nor its options.",
+    Network: "With a `loss` above 0, `join` refuses the orders that a single lost datagram would stop.",
 }
 """Notes under the table of a class."""
 TABLES: Final = frozenset({(QuasiGenuine, "topology")})

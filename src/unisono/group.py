@@ -393,7 +393,7 @@ class Group:
         """
         observer = self._driver.qos_observer
         if observer is None:
-            raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
+            raise InvalidOption("sla", "this group has no agreements; join with observe=Observe(sla=…)")
         observer.register(sla, self._driver.logging_errors(listener, f"the on_sla listener of {sla!r}"))
 
     # -- forming and leaving ---------------------------------------------------------------------------------

@@ -666,7 +666,7 @@ def _build_over_rmcast(
     if policy.reliable is None:
         raise InvalidOption(
             "reliable",
-            f"the order {policy.order} needs reliable multicast: give reliable=Redundancy(...) with ρ, η and ω",
+            f"the order {policy.order} needs reliable multicast: give ρ, η and ω (option reliable)",
         )
     services = CAPABILITIES[policy.order].services
     if policy.reliable.last_copy is None:

@@ -65,7 +65,7 @@ def test_an_exception_of_the_monitor_function_does_not_end_the_group(caplog: pyt
     records = logged(caplog)
     assert len(records) >= 3
     assert records[0].getMessage() == (
-        "group 'test', member 1: the monitor function raised an exception; the group continues"
+        "group 'test', member 1: the function for metrics raised an exception; the group continues"
     )
     assert records[0].exc_info is not None
     assert isinstance(records[0].exc_info[1], LookupError)

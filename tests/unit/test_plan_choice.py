@@ -11,7 +11,7 @@ import pytest
 import unisono
 from unisono.model.delays import parse_delay
 from unisono.model.offers import Ask
-from unisono.model.options import ORDER_NAMES, OrderOptions, QuasiGenuine, order_options
+from unisono.model.options import ORDER_NAMES, OrderName, OrderOptions, QuasiGenuine, order_options
 from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate, exact_duration_text
 from unisono.qos.plan.choice import Gaps
@@ -76,6 +76,15 @@ def test_an_order_that_may_leave_gaps_is_refused_if_gaps_are_ruled_out(order: Or
     with pytest.raises(unisono.InvalidOption, match="may leave gaps"):
         plan_of(order=order, gaps=gaps)
     assert plan_of(order=order, gaps="allowed").order == order
+
+
+@pytest.mark.parametrize("order", ["vbr", "cbr"])
+def test_an_order_that_one_lost_datagram_stops_is_refused_on_a_network_that_loses(order: OrderName) -> None:
+    lossy = unisono.Network(loss=0.01)
+    with pytest.raises(unisono.InvalidOption, match=r"network\.loss: the order .* waits for a lost datagram for ever"):
+        plan_of(order=order, network=lossy)
+    assert plan_of(order=unisono.Vbr(fec=(1, 5)), network=lossy)
+    assert plan_of(network=lossy).order == unisono.Consensus()
 
 
 DELAY = parse_delay("exponential:5ms", "delay")

@@ -174,7 +174,7 @@ def check_options(policy: Policy) -> None:
     if policy.loss_burst and not policy.failures:
         raise InvalidOption(
             "loss_burst",
-            "lost messages leave gaps, which need failures=True; set failures=True, or leave out loss_burst",
+            "lost messages leave gaps, which the order must tolerate; set failures too, or leave out loss_burst",
         )
     if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
         raise InvalidOption("reliable", "cannot be combined with fec or loss_burst; give only one of the three")

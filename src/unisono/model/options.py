@@ -160,7 +160,10 @@ class Option:
 
 
 SLOT: Final = Option(
-    "slot", None, f"length of a slot (Θ); by default chosen from the deadline, or {SLOT_DEFAULT}", DURATION
+    "slot",
+    None,
+    f"length of a slot (Θ); by default {SLOT_DEFAULT}; vbr with a deadline uses the longest that keeps it",
+    DURATION,
 )
 FAILURES: Final = Option(
     "failures", False, "tolerate members that crash, join and leave; deliveries may have gaps", FLAG, "failures"

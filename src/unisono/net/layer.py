@@ -110,7 +110,7 @@ class Service(ABC):
         if policy.reliable is None:
             raise InvalidOption(
                 "reliable",
-                f"the service {policy.order} needs reliable multicast; give reliable=Redundancy(...) with ρ, η and ω",
+                f"the service {policy.order} needs reliable multicast; give ρ, η and ω (option reliable)",
             )
         self.down: list[Frame] = []
         self.up: list[Frame] = []

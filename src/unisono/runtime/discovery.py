@@ -150,8 +150,8 @@ def _discovered_group(
     addresses = {number: (applicant.host, applicant.port) for number, applicant in table.items()}
     if search.requested_member not in addresses:
         raise MissingDependency(
-            f"{gathering.why_incomplete()}; to rejoin as one of these members, give its number (member=…) and "
-            "failures=True"
+            f"{gathering.why_incomplete()}; to rejoin as one of these members, give its number (member=…) and use "
+            "an order that tolerates failures"
         )
     responder.adopt_table(gathering.table_without_me or ())
     again = open_bound_socket(socket.AF_INET, addresses[search.requested_member])

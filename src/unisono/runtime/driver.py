@@ -111,7 +111,7 @@ class Driver:
         if recorder is not None:
             self._rows = EventRecorder(recorder, stack.policy.member, stack.slot_of, stack.declared_bound_ns)
         self.qos_observer = stack.observer = qos_observer
-        self._on_metrics = None if on_metrics is None else self.logging_errors(on_metrics, "the monitor function")
+        self._on_metrics = None if on_metrics is None else self.logging_errors(on_metrics, "the function for metrics")
         self._storage = storage
         self._queue_limits = (queue_messages, queue_bytes)
         self._deadline_ns = deadline_ns
@@ -572,7 +572,7 @@ class Driver:
         self.check_event_loop()
         self.raise_if_closed()
         if self.qos_observer is None:
-            raise InvalidOption("sla", "this group has no service level agreements; give sla=... to join")
+            raise InvalidOption("sla", "this group has no agreements; join with observe=Observe(sla=…)")
         now = self._input_time()
         with self._stops_if_violated():
             self.qos_observer.announce(now, network, verdicts)

@@ -70,6 +70,7 @@ class Setup:
             None if config.deadline is None else duration_ns(config.deadline, "deadline"),
             duration_ns(config.network.delta, "delta"),
             duration_ns(config.network.gamma, "gamma"),
+            config.network.loss,
         )
         place, link = group_location(config), config.network.shared_link()
         setup = Setup(config, choose(needs), place, link, load_slas(config.observe.sla), incarnation, injection)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from unisono.errors import Infeasible, InvalidOption
-from unisono.model.options import Consensus, OrderName, OrderOptions, Vbr, order_options
+from unisono.model.options import Cbr, Consensus, OrderName, OrderOptions, Vbr, order_options
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.units import duration_ns, duration_text
 from unisono.orders.consensus.bounds import consensus_latency_bound_ns
@@ -44,6 +44,8 @@ class Needs:
     deadline_ns: int | None
     delta_ns: int
     gamma_ns: int
+    loss: float = 0.0
+    """The share of datagrams that the network is expected to lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ def choose(needs: Needs) -> GroupPlan:
         why = "the order was given"
         if needs.gaps is not None:
             _check_gaps(order, needs.gaps)
+    if needs.loss:
+        _check_loss(order)
     slot_ns, slot_why = _slot(order, needs)
     return GroupPlan(order, Timing(needs.delta_ns, needs.gamma_ns, slot_ns), (why, slot_why))
 
@@ -112,6 +116,15 @@ def _check_gaps(order: OrderOptions, gaps: Gaps) -> None:
     if (gaps == "never" and has_gaps) or (gaps == "repaired" and has_gaps and not repaired):
         better = "order='auto'" if gaps == "never" else "grades='both'"
         raise InvalidOption("gaps", f"the order {order} may leave gaps, but gaps={gaps!r} rules them out; use {better}")
+
+
+def _check_loss(order: OrderOptions) -> None:
+    """Raise InvalidOption if one lost datagram would stop the order for ever."""
+    repairs = getattr(order, "reliable", None) is not None or getattr(order, "fec", None) is not None
+    if isinstance(order, Vbr | Cbr) and not repairs and not (isinstance(order, Vbr) and order.failures):
+        remedies = "Vbr(failures=True), Vbr(fec=…)" if isinstance(order, Vbr) else f"{type(order).__name__}(reliable=…)"
+        text = f"the order {order.name} waits for a lost datagram for ever; use order='auto' or {remedies}"
+        raise InvalidOption("network.loss", text)
 
 
 def _slot(order: OrderOptions, needs: Needs) -> tuple[int, str]:
