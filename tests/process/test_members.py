@@ -21,7 +21,7 @@ def peers_text(peers: dict[int, tuple[str, int]]) -> str:
 
 
 class Member:
-    """One `unisono member` process."""
+    """One `unisono member` process, in the order vbr unless its options say otherwise."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -29,7 +29,8 @@ class Member:
 
     @classmethod
     async def start(cls, member: int, peers: dict[int, tuple[str, int]], *options: str) -> "Member":
-        arguments = (*COMMAND, "--id", str(member), "--peers", peers_text(peers), *options)
+        order = () if {"--order", "--gaps"} & {*options} else ("--order", "vbr")
+        arguments = (*COMMAND, "--id", str(member), "--peers", peers_text(peers), *order, *options)
         return cls(await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE))
 
     def write(self, *lines: str) -> None:
