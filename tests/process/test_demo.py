@@ -348,10 +348,8 @@ from unisono.trace.files import ParquetWriter
 async def main():
     incarnation = new_incarnation()
     writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, incarnation=incarnation, flush_s=0)
-    joining = join_group(
-        "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=incarnation
-    )
-    group = await joining
+    observe = unisono.Observe(recorder=writer.recorder())
+    group = await unisono.join("group", member=1, peers=free_addresses((1,)), order="vbr", observe=observe)
     before = set(sys.modules)
     await group.send(b"x")
     async for event in group:

@@ -11,6 +11,7 @@ from tests.worlds.joining import join_group
 import unisono
 from unisono.cli.main import main
 from unisono.cluster.supervisor import free_addresses
+from unisono.model.options import order_options
 from unisono.trace.recorder import Recorder
 
 
@@ -77,8 +78,8 @@ def test_a_newcomer_receives_the_application_state() -> None:
 
 
 def test_orders_without_state_transfer_refuse_a_state() -> None:
-    with pytest.raises(unisono.InvalidOption, match="the order vbr has no state transfer; use priority"):
-        join_group("kept", member=1, peers=free_addresses((1,)), state=Ledger())
+    with pytest.raises(unisono.InvalidOption, match="does not have this option; orders that do: priority"):
+        order_options("vbr", {"state": Ledger()})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_orders_without_state_transfer_refuse_a_state() -> None:
     [
         ({"deadline": "10s"}, "deadline: the priority orders cannot promise a deadline"),
         ({"state": object()}, "state: expected an object with snapshot"),
-        ({"recorder": Recorder("run", "g", 1, list[object]().append)}, "recorder: .* rejoin=False"),
+        ({"recorder": Recorder("run", "g", 1, list[object]().append)}, r"recorder: .* Priority\(rejoin=False\)"),
     ],
 )
 def test_unsupported_options_are_refused(options: dict[str, Any], problem: str) -> None:

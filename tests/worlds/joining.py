@@ -19,7 +19,7 @@ from unisono.testing import MemoryNetwork, network
 
 def group_config(group: str = "unisono", **options: Any) -> Config:
     """The configuration with these options, such as `slot`, `delta`, `recorder` or `max_message`, in any order."""
-    given = dict(options)
+    given = {name: value for name, value in options.items() if value is not None}
     order = given.pop("order", "vbr")
     if order == "auto" or isinstance(order, OrderOptions):
         chosen = order
