@@ -235,7 +235,7 @@ class Fec:
     ) -> None:
         """`slots` returns the current slot schedule; without it the slot length stays as declared.
 
-        Raises InvalidOption if policy.fec is not valid, MissingDependency if the erasure code is not installed.
+        Raises InvalidOption if policy.fec is not valid.
         """
         if policy.fec is None:
             raise InvalidOption("fec", "expected (a, b) for forward error correction, for example (1, 5), got None")

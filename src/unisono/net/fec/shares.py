@@ -1,4 +1,4 @@
-"""Wire form and erasure code of forward error correction (paper 001 §5.1).
+"""Wire form and blocks of forward error correction (paper 001 §5.1).
 
 A block has b shares: b−a originals, which are the frames to protect, and a redundant shares calculated from them. A FEC
 frame has the common header, and a share as its body. The header's sequence field holds the share's position in its
@@ -9,13 +9,11 @@ too, so a reconstructed frame has its exact size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from unisono.errors import MissingDependency
 from unisono.model.policy import SHARES_MAX
+from unisono.net.fec.coder import installed_coder
 from unisono.wire.door import Door, Header, Refusal, read_messages, register_layer
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, KNOWN_FLAGS, VERSION, Frame, Kind, unpack_header
 
@@ -24,7 +22,6 @@ SHARE_HEADER_BYTES = HEADER_BYTES
 _SIZE_BYTES = 2
 SIZE_END = 1 << 8 * _SIZE_BYTES
 """The size of every original is below this number."""
-_CODERS_KEPT = 512
 
 
 @dataclass(slots=True)
@@ -68,41 +65,19 @@ def is_possible_position(share: Share) -> bool:
     return rest == 0 and total <= length <= SHARES_MAX
 
 
-def _zfec() -> Any:
-    try:
-        import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy need
-    except ImportError as error:
-        raise MissingDependency(
-            "forward error correction needs zfec, which is not installed: pip install zfec, or unisono[fec]; "
-            "if PyPI has no wheel for this machine, the installation needs a C compiler and Python's headers"
-        ) from error
-    return zfec
-
-
-@lru_cache(_CODERS_KEPT)
-def _encoder(originals: int, redundant: int) -> tuple[Any, tuple[int, ...]]:
-    total = originals + redundant
-    return _zfec().Encoder(originals, total), tuple(range(originals, total))
-
-
-@lru_cache(_CODERS_KEPT)
-def _decoder(originals: int, redundant: int) -> Any:
-    return _zfec().Decoder(originals, originals + redundant)
-
-
 def prepare_coder(originals: int, redundant: int) -> None:
-    """Create the erasure coder for blocks of this size in advance. Raises MissingDependency without zfec."""
-    _encoder(originals, redundant)
+    """Prepare the erasure coder for blocks of this shape, so that the first block costs no more than later ones."""
+    installed_coder().prepare(originals, redundant)
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
     """The redundant shares of a block, each as two codes: one of the originals' sizes, one of their bytes."""
-    encoder, wanted = _encoder(len(originals), redundant)
+    coder = installed_coder()
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))
     padded = [original if len(original) == longest else original.ljust(longest, b"\0") for original in originals]
-    codes = encoder.encode(sizes, wanted)
-    return list(zip(map(int.from_bytes, codes), encoder.encode(padded, wanted), strict=True))
+    codes = coder.encode(sizes, redundant)
+    return list(zip(map(int.from_bytes, codes), coder.encode(padded, redundant), strict=True))
 
 
 def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int]] | None:
@@ -112,32 +87,29 @@ def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int
     the same block, because no padding makes their sizes equal.
     """
     any_share = next(iter(shares.values()))
-    count = any_share.originals
-    spare = iter([index for index in shares if index >= count])
-    # The decoder expects each original at its own index; redundant shares fill the gaps.
-    indices = [index if index in shares else next(spare) for index in range(count)]
-    missing = [index for index in range(count) if index not in shares]
-    if not missing:
+    count, redundant = any_share.originals, any_share.redundant
+    longest = next((len(share.body) for index, share in shares.items() if index >= count), None)
+    if longest is None:
         return {}
-    used = [shares[index] for index in indices]
-    buffers = _padded(used, len(used[missing[0]].body))
+    buffers = _padded(shares, longest)
     if buffers is None:
         return None
-    decoder = _decoder(count, any_share.redundant)
-    whole = decoder.decode(buffers, indices)
-    sizes = decoder.decode([share.size.to_bytes(_SIZE_BYTES) for share in used], indices)
-    return {index: (whole[index], int.from_bytes(sizes[index])) for index in missing}
+    coder = installed_coder()
+    whole = coder.decode(buffers, count, redundant)
+    coded_sizes = {index: share.size.to_bytes(_SIZE_BYTES) for index, share in shares.items()}
+    sizes = coder.decode(coded_sizes, count, redundant)
+    return {index: (data, int.from_bytes(sizes[index])) for index, data in whole.items()}
 
 
-def _padded(shares: Iterable[Share], longest: int) -> list[bytes | memoryview] | None:
-    buffers: list[bytes | memoryview] = []
-    for share in shares:
+def _padded(shares: Mapping[int, Share], longest: int) -> dict[int, bytes | memoryview] | None:
+    buffers: dict[int, bytes | memoryview] = {}
+    for index, share in shares.items():
         body = share.body
         if len(body) != longest:
             if len(body) > longest or share.original is None:
                 return None
             body = bytes(body).ljust(longest, b"\0")
-        buffers.append(body)
+        buffers[index] = body
     return buffers
 
 
