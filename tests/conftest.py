@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.worlds.coders import forget_coders
 from xdist.scheduler import LoadScopeScheduling
-
-from unisono.net.fec.coder import installed_coder
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -53,6 +52,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Togethe
 def without_zfec(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the test run as on a machine without zfec."""
     monkeypatch.setitem(sys.modules, "zfec", None)
-    installed_coder.cache_clear()
+    forget_coders()
     yield
-    installed_coder.cache_clear()
+    forget_coders()

@@ -536,6 +536,8 @@ def test_an_impossible_redundancy_is_refused_with_its_field(fec: tuple[int, int]
     assert caught.value.field == "fec"
     with pytest.raises(InvalidOption):
         Fec(replace(policy(), fec=fec))
+    with pytest.raises(InvalidOption):
+        Sender().fec.change_code(fec, SLOT + 1)
 
 
 def test_the_layer_needs_a_redundancy() -> None:

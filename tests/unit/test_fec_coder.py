@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from random import Random
-from typing import Any
 
 import pytest
 from tests.unit.test_fec import Receiver, Sender, seen, slot_frames
+from tests.worlds.coders import forget_coders
 
 from unisono.model.policy import SHARES_MAX
 from unisono.net.fec import coder, shares
-from unisono.net.fec.coder import BuiltInCoder, Coder, ZfecCoder, installed_coder, interpolation_factors, multiples
+from unisono.net.fec.coder import BuiltInCoder, Coder, ZfecCoder, interpolation_factors, multiples, new_coder
 
-BUILT_IN = BuiltInCoder()
 LARGEST = [(1, 255), (255, 1), (128, 128), (256, 0)]
 """Shapes of blocks with all 256 shares, as originals and redundant shares."""
 
@@ -27,8 +27,9 @@ RECORDED = {
 
 
 @pytest.fixture
-def zfec() -> Any:
-    return pytest.importorskip("zfec")
+def zfec() -> None:
+    """Skip the test on a machine without zfec."""
+    pytest.importorskip("zfec")
 
 
 def small_shapes(most: int) -> list[tuple[int, int]]:
@@ -39,6 +40,12 @@ def small_shapes(most: int) -> list[tuple[int, int]]:
 def block(originals: int, size: int) -> list[bytes]:
     chance = Random(f"{originals} {size}")
     return [chance.randbytes(size) for _ in range(originals)]
+
+
+def encoded(kind: Callable[[int, int], Coder], originals: list[bytes], redundant: int) -> list[bytes]:
+    """All shares of a block, originals first."""
+    total = len(originals) + redundant
+    return originals + list(kind(len(originals), total).encode(originals, range(len(originals), total)))
 
 
 # -- the field -----------------------------------------------------------------------------------------------------
@@ -98,21 +105,29 @@ def test_the_shares_are_the_recorded_ones(shape: tuple[int, int]) -> None:
     whole = bytes.fromhex(joined)
     originals = [whole[at : at + 5] for at in range(0, len(whole), 5)]
     assert len(originals) == shape[0]
-    assert [share.hex() for share in BUILT_IN.encode(originals, shape[1])] == expected
+    assert [share.hex() for share in encoded(BuiltInCoder, originals, shape[1])[shape[0] :]] == expected
 
 
-def test_every_small_block_has_the_shares_of_zfec(zfec: Any) -> None:
-    by_zfec = ZfecCoder(zfec)
+@pytest.mark.usefixtures("zfec")
+def test_every_small_block_has_the_shares_of_zfec() -> None:
     for originals, redundant in small_shapes(12):
-        for size in (1, 2, 7):
-            shares_in = block(originals, size)
-            assert BUILT_IN.encode(shares_in, redundant) == list(by_zfec.encode(shares_in, redundant))
+        for size in (0, 1, 2, 7):
+            whole = block(originals, size)
+            assert encoded(BuiltInCoder, whole, redundant) == encoded(ZfecCoder, whole, redundant)
 
 
+@pytest.mark.usefixtures("zfec")
 @pytest.mark.parametrize(("originals", "redundant"), LARGEST)
-def test_the_largest_blocks_have_the_shares_of_zfec(zfec: Any, originals: int, redundant: int) -> None:
-    shares_in = block(originals, 3)
-    assert BUILT_IN.encode(shares_in, redundant) == list(ZfecCoder(zfec).encode(shares_in, redundant))
+def test_the_largest_blocks_have_the_shares_of_zfec(originals: int, redundant: int) -> None:
+    whole = block(originals, 3)
+    assert encoded(BuiltInCoder, whole, redundant) == encoded(ZfecCoder, whole, redundant)
+
+
+def test_only_the_wanted_shares_are_computed() -> None:
+    whole = block(4, 6)
+    coded = encoded(BuiltInCoder, whole, 5)
+    assert BuiltInCoder(4, 9).encode(whole, (7, 5)) == [coded[7], coded[5]]
+    assert BuiltInCoder(4, 9).encode(whole, ()) == []
 
 
 # -- decoding ------------------------------------------------------------------------------------------------------
@@ -121,35 +136,34 @@ def test_the_largest_blocks_have_the_shares_of_zfec(zfec: Any, originals: int, r
 def test_every_k_shares_of_a_small_block_restore_it() -> None:
     for originals, redundant in small_shapes(9):
         whole = block(originals, 5)
-        coded = whole + BUILT_IN.encode(whole, redundant)
+        coded = encoded(BuiltInCoder, whole, redundant)
+        decoder = BuiltInCoder(originals, originals + redundant)
         for kept in combinations(range(originals + redundant), originals):
-            found = BUILT_IN.decode({index: coded[index] for index in kept}, originals, redundant)
-            assert found == {index: whole[index] for index in range(originals) if index not in kept}
+            assert decoder.decode([coded[index] for index in kept], kept) == whole
 
 
 @pytest.mark.parametrize(("originals", "redundant"), LARGEST)
 def test_the_largest_blocks_are_restored(originals: int, redundant: int) -> None:
-    whole = block(originals, 3)
-    coded = dict(enumerate(whole + BUILT_IN.encode(whole, redundant)))
-    kept = {index: coded[index] for index in sorted(coded)[-originals:]}
-    assert BUILT_IN.decode(kept, originals, redundant) == {
-        index: whole[index] for index in range(originals) if index not in kept
-    }
+    whole, total = block(originals, 3), originals + redundant
+    kept = range(redundant, total)
+    coded = encoded(BuiltInCoder, whole, redundant)
+    assert BuiltInCoder(originals, total).decode([coded[index] for index in kept], kept) == whole
 
 
-@pytest.mark.parametrize("sending", ["zfec", "built-in"])
+@pytest.mark.usefixtures("zfec")
+@pytest.mark.parametrize("kinds", [(ZfecCoder, BuiltInCoder), (BuiltInCoder, ZfecCoder)])
 def test_members_with_and_without_zfec_understand_each_other(
-    zfec: Any, monkeypatch: pytest.MonkeyPatch, sending: str
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[Callable[[int, int], Coder], Callable[[int, int], Coder]]
 ) -> None:
-    coders: dict[str, Coder] = {"zfec": ZfecCoder(zfec), "built-in": BUILT_IN}
     frames = slot_frames([90, 0, 300, 1, 70, 1200, 30])
-    sender_coder = coders.pop(sending)
-    (receiver_coder,) = coders.values()
-    monkeypatch.setattr(shares, "installed_coder", lambda: sender_coder)
+    forget_coders()
+    monkeypatch.setattr(shares, "new_coder", kinds[0])
     datagrams = Sender(fec=(2, 5)).send(frames)
-    monkeypatch.setattr(shares, "installed_coder", lambda: receiver_coder)
+    forget_coders()
+    monkeypatch.setattr(shares, "new_coder", kinds[1])
     receiver = Receiver()
     up = receiver.receive([data for position, data in enumerate(datagrams) if position % 5 > 1])
+    forget_coders()
     assert sorted(up) == sorted(seen(frame) for frame in frames)
     assert receiver.fec.recovered_originals > 0
 
@@ -157,13 +171,14 @@ def test_members_with_and_without_zfec_understand_each_other(
 # -- which coder, and its limits -----------------------------------------------------------------------------------
 
 
-def test_zfec_is_used_if_it_is_installed(zfec: Any) -> None:
-    assert isinstance(installed_coder(), ZfecCoder)
+@pytest.mark.usefixtures("zfec")
+def test_zfec_is_used_if_it_is_installed() -> None:
+    assert isinstance(new_coder(4, 5), ZfecCoder)
 
 
 @pytest.mark.usefixtures("without_zfec")
 def test_the_built_in_code_is_used_without_zfec() -> None:
-    assert isinstance(installed_coder(), BuiltInCoder)
+    assert isinstance(new_coder(4, 5), BuiltInCoder)
     frames = slot_frames([90, 0, 300, 1, 70])
     datagrams = Sender(fec=(2, 7)).send(frames)
     receiver = Receiver()
@@ -172,39 +187,43 @@ def test_the_built_in_code_is_used_without_zfec() -> None:
     assert receiver.fec.recovered_originals == 2
 
 
-@pytest.mark.parametrize(("originals", "redundant"), [(0, 1), (1, 256), (256, 1), (2, -1), (10**9, 10**9)])
-def test_impossible_shapes_are_refused_before_any_work(originals: int, redundant: int) -> None:
-    with pytest.raises(ValueError, match="at most 256 shares"):
-        BUILT_IN.prepare(originals, redundant)
-    with pytest.raises(ValueError, match="at most 256 shares"):
-        BUILT_IN.decode({0: b"x"}, originals, redundant)
+@pytest.mark.parametrize(("originals", "total"), [(0, 1), (1, 257), (257, 257), (3, 2), (-1, 2), (10**9, 2 * 10**9)])
+def test_impossible_shapes_are_refused(originals: int, total: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"at most 256 shares in a block, got {originals} originals and {total} shares"
+    ):
+        BuiltInCoder(originals, total)
 
 
-@pytest.mark.parametrize("indices", [(), (0, 1), (0, 1, 2, 3), (0, 1, 5), (-1, 0, 1)])
+@pytest.mark.parametrize("indices", [(), (0, 1), (0, 1, 2, 3), (0, 1, 5), (-1, 0, 1), (0, 1, 1), (0, 1, 10**9)])
 def test_the_wrong_shares_for_a_block_are_refused(indices: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="expected 3 shares of 5 to decode"):
-        BUILT_IN.decode(dict.fromkeys(indices, b"x"), 3, 2)
+    with pytest.raises(ValueError, match="expected 3 of 5 shares to decode"):
+        BuiltInCoder(3, 5).decode([b"x"] * len(indices), indices)
+
+
+@pytest.mark.parametrize(("originals", "wanted"), [(2, (3,)), (4, (3,)), (3, (2,)), (3, (5,)), (3, (-1,))])
+def test_the_wrong_originals_or_wanted_shares_are_refused(originals: int, wanted: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"a block of 3 originals of 5 shares: got {originals} originals"):
+        BuiltInCoder(3, 5).encode([b"x"] * originals, wanted)
 
 
 def test_shares_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"one length, got \[2, 3\]"):
-        BUILT_IN.encode([b"abc", b"ab"], 1)
+        BuiltInCoder(2, 3).encode([b"abc", b"ab"], (2,))
     with pytest.raises(ValueError, match=r"one length, got \[2, 3\]"):
-        BUILT_IN.decode({0: b"abc", 2: b"ab"}, 2, 1)
+        BuiltInCoder(2, 3).decode([b"abc", b"ab"], (0, 2))
 
 
 def test_kept_factors_stay_few_whatever_blocks_arrive() -> None:
     """A peer chooses the shapes and the missing shares of the blocks that it sends."""
+    decoder = BuiltInCoder(40, 42)
     for missing in combinations(range(40), 2):
-        kept = {index: b"x" for index in range(42) if index not in missing}
-        BUILT_IN.decode(kept, 40, 2)
-    for originals in range(1, 256):
-        for redundant in (1, 2, 3):
-            if originals + redundant <= SHARES_MAX:
-                BUILT_IN.prepare(originals, redundant)
-    for keeps in (coder._decoding_factors, coder._encoding_factors):
-        info = keeps.cache_info()
-        assert info.maxsize is not None
-        assert info.currsize <= info.maxsize <= 512
-    most = max(sum(map(len, coder._encoding_factors(count, SHARES_MAX - count))) for count in range(1, 257))
-    assert most == 16 * 1024
+        kept = [index for index in range(42) if index not in missing]
+        decoder.decode([b"x"] * 40, kept)
+    info = coder._decoding_factors.cache_info()
+    assert info.currsize == info.maxsize == 512
+    assert coder._encoding_factors.cache_info().maxsize == 512
+    most = max(
+        sum(map(len, interpolation_factors(range(count), range(count, SHARES_MAX)))) for count in range(64, 256, 32)
+    )
+    assert most == 16 * 1024, "for 128 originals"

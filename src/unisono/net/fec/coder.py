@@ -12,9 +12,9 @@ A share is multiplied by a constant with `bytes.translate`, and shares are added
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from unisono.model.policy import SHARES_MAX
 
@@ -26,16 +26,16 @@ _KEPT = 512
 
 
 class Coder(Protocol):
-    """An erasure code for blocks of equally long shares. All coders compute the same bytes."""
+    """The erasure code of blocks with a given number of originals and of shares. All coders compute the same bytes."""
 
-    def prepare(self, originals: int, redundant: int) -> None:
-        """Compute in advance all that encoding a block of this shape needs apart from its shares."""
+    def encode(self, originals: Sequence[bytes], wanted: Sequence[int]) -> Sequence[bytes]:
+        """The shares with the wanted indices of a block with these equally long originals."""
 
-    def encode(self, originals: Sequence[bytes], redundant: int) -> list[bytes]:
-        """The redundant shares of a block with these originals."""
+    def decode(self, shares: Sequence[bytes | memoryview], indices: Sequence[int]) -> Sequence[bytes]:
+        """The originals, from as many equally long shares as there are originals; `indices` says which shares.
 
-    def decode(self, shares: Mapping[int, bytes | memoryview], originals: int, redundant: int) -> dict[int, bytes]:
-        """The missing originals by index, computed from as many shares, by index, as the block has originals."""
+        An original must be at the position of its own index.
+        """
 
 
 # -- the field -------------------------------------------------------------------------------------------------------
@@ -106,16 +106,9 @@ def _combine(shares: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
 # -- the coders ------------------------------------------------------------------------------------------------------
 
 
-def _check_shape(originals: int, redundant: int) -> None:
-    if originals < 1 or redundant < 0 or originals + redundant > SHARES_MAX:
-        given = f"{originals} originals and {redundant} redundant shares"
-        raise ValueError(f"a block has at least 1 original and at most {SHARES_MAX} shares, got {given}")
-
-
 @lru_cache(_KEPT)
-def _encoding_factors(originals: int, redundant: int) -> list[bytes]:
-    _check_shape(originals, redundant)
-    return interpolation_factors(range(originals), range(originals, originals + redundant))
+def _encoding_factors(originals: int, wanted: tuple[int, ...]) -> list[bytes]:
+    return interpolation_factors(range(originals), wanted)
 
 
 @lru_cache(_KEPT)
@@ -126,57 +119,46 @@ def _decoding_factors(known: bytes, missing: bytes) -> list[bytes]:
 class BuiltInCoder:
     """The code in Python alone."""
 
-    def prepare(self, originals: int, redundant: int) -> None:
-        """Compute the factors of this shape, which the cache keeps."""
-        _encoding_factors(originals, redundant)
+    def __init__(self, originals: int, total: int) -> None:
+        """Raises ValueError unless 1 <= originals <= total <= 256."""
+        if not 1 <= originals <= total <= SHARES_MAX:
+            text = f"expected at least 1 original and at most {SHARES_MAX} shares in a block"
+            raise ValueError(f"{text}, got {originals} originals and {total} shares")
+        self._originals, self._total = originals, total
 
-    def encode(self, originals: Sequence[bytes], redundant: int) -> list[bytes]:
-        """The redundant shares of a block with these originals."""
-        return _combine(originals, _encoding_factors(len(originals), redundant))
+    def encode(self, originals: Sequence[bytes], wanted: Sequence[int]) -> list[bytes]:
+        """See `Coder`. Each wanted share must be redundant."""
+        if len(originals) != self._originals or not all(self._originals <= index < self._total for index in wanted):
+            shape = f"{self._originals} originals of {self._total} shares"
+            raise ValueError(f"a block of {shape}: got {len(originals)} originals for the shares {list(wanted)}")
+        return _combine(originals, _encoding_factors(self._originals, tuple(wanted)))
 
-    def decode(self, shares: Mapping[int, bytes | memoryview], originals: int, redundant: int) -> dict[int, bytes]:
-        """The missing originals by index, computed from as many shares, by index, as the block has originals."""
-        _check_shape(originals, redundant)
-        known = sorted(shares)
-        if len(known) != originals or known[0] < 0 or known[-1] >= originals + redundant:
-            raise ValueError(f"expected {originals} shares of {originals + redundant} to decode, got {known}")
-        missing = bytes(index for index in range(originals) if index not in shares)
+    def decode(self, shares: Sequence[bytes | memoryview], indices: Sequence[int]) -> list[bytes]:
+        """See `Coder`."""
+        by_index = {index: bytes(share) for index, share in zip(indices, shares, strict=True)}
+        known = sorted(by_index)
+        if not len(indices) == len(known) == self._originals or known[0] < 0 or known[-1] >= self._total:
+            raise ValueError(f"expected {self._originals} of {self._total} shares to decode, got {list(indices)}")
+        missing = bytes(index for index in range(self._originals) if index not in by_index)
         rows = _decoding_factors(bytes(known), missing)
-        return dict(zip(missing, _combine([bytes(shares[index]) for index in known], rows), strict=True))
+        restored = _combine([by_index[index] for index in known], rows)
+        by_index.update(zip(missing, restored, strict=True))
+        return [by_index[index] for index in range(self._originals)]
 
 
 class ZfecCoder:
-    """The code by zfec, a compiled library, which is given as the argument."""
+    """The code by zfec, a compiled library. Creating one raises ImportError if zfec is not installed."""
 
-    def __init__(self, zfec: Any) -> None:
-        self._encoder = lru_cache(_KEPT)(zfec.Encoder)
-        self._decoder = lru_cache(_KEPT)(zfec.Decoder)
+    def __init__(self, originals: int, total: int) -> None:
+        import zfec  # noqa: PLC0415  only groups with redundancy use it, and it need not be installed
 
-    def prepare(self, originals: int, redundant: int) -> None:
-        """Create the encoder for this shape, which the cache keeps."""
-        self._encoder(originals, originals + redundant)
-
-    def encode(self, originals: Sequence[bytes], redundant: int) -> list[bytes]:
-        """The redundant shares of a block with these originals."""
-        total = len(originals) + redundant
-        coded: list[bytes] = self._encoder(len(originals), total).encode(originals, range(len(originals), total))
-        return coded
-
-    def decode(self, shares: Mapping[int, bytes | memoryview], originals: int, redundant: int) -> dict[int, bytes]:
-        """The missing originals by index, computed from as many shares, by index, as the block has originals."""
-        spare = iter([index for index in shares if index >= originals])
-        # zfec expects each original at its own index; redundant shares fill the gaps.
-        indices = [index if index in shares else next(spare) for index in range(originals)]
-        decoder = self._decoder(originals, originals + redundant)
-        whole = decoder.decode([shares[index] for index in indices], indices)
-        return {index: whole[index] for index in range(originals) if index not in shares}
+        self.encode = zfec.Encoder(originals, total).encode
+        self.decode = zfec.Decoder(originals, total).decode
 
 
-@cache
-def installed_coder() -> Coder:
-    """The coder of this process: zfec's if it is installed, otherwise the built-in one."""
+def new_coder(originals: int, total: int) -> Coder:
+    """A coder for blocks of this shape: that of zfec if it is installed, otherwise the built-in one."""
     try:
-        import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy use
+        return ZfecCoder(originals, total)
     except ImportError:
-        return BuiltInCoder()
-    return ZfecCoder(zfec)
+        return BuiltInCoder(originals, total)

@@ -272,8 +272,9 @@ class Fec:
 
         Receivers need not know, since every share describes its block.
         """
-        prepare_coder(fec[1] - fec[0], fec[0])
-        self._next_code = checked_fec(fec), slot
+        a, b = checked_fec(fec)
+        prepare_coder(b - a, a)
+        self._next_code = (a, b), slot
 
     # -- sending ---------------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ too, so a reconstructed frame has its exact size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from unisono.model.policy import SHARES_MAX
-from unisono.net.fec.coder import installed_coder
+from unisono.net.fec.coder import Coder, new_coder
 from unisono.wire.door import Door, Header, Refusal, read_messages, register_layer
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, KNOWN_FLAGS, VERSION, Frame, Kind, unpack_header
 
@@ -22,6 +23,8 @@ SHARE_HEADER_BYTES = HEADER_BYTES
 _SIZE_BYTES = 2
 SIZE_END = 1 << 8 * _SIZE_BYTES
 """The size of every original is below this number."""
+_CODERS_KEPT = 256
+"""The most block shapes whose coders are kept, for sending and for receiving; blocks of one redundancy have fewer."""
 
 
 @dataclass(slots=True)
@@ -65,19 +68,31 @@ def is_possible_position(share: Share) -> bool:
     return rest == 0 and total <= length <= SHARES_MAX
 
 
+@lru_cache(_CODERS_KEPT)
+def _encoder(originals: int, redundant: int) -> tuple[Coder, tuple[int, ...]]:
+    total = originals + redundant
+    return new_coder(originals, total), tuple(range(originals, total))
+
+
+@lru_cache(_CODERS_KEPT)
+def _decoder(originals: int, redundant: int) -> Coder:
+    # Apart from the encoders: other members choose these shapes, and must not displace those of this member.
+    return new_coder(originals, originals + redundant)
+
+
 def prepare_coder(originals: int, redundant: int) -> None:
-    """Prepare the erasure coder for blocks of this shape, so that the first block costs no more than later ones."""
-    installed_coder().prepare(originals, redundant)
+    """Encode an empty block of this shape, so that the first block with frames finds its coder and tables ready."""
+    redundant_shares([b""] * originals, redundant)
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
     """The redundant shares of a block, each as two codes: one of the originals' sizes, one of their bytes."""
-    coder = installed_coder()
+    encoder, wanted = _encoder(len(originals), redundant)
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))
     padded = [original if len(original) == longest else original.ljust(longest, b"\0") for original in originals]
-    codes = coder.encode(sizes, redundant)
-    return list(zip(map(int.from_bytes, codes), coder.encode(padded, redundant), strict=True))
+    codes = encoder.encode(sizes, wanted)
+    return list(zip(map(int.from_bytes, codes), encoder.encode(padded, wanted), strict=True))
 
 
 def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int]] | None:
@@ -87,29 +102,32 @@ def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int
     the same block, because no padding makes their sizes equal.
     """
     any_share = next(iter(shares.values()))
-    count, redundant = any_share.originals, any_share.redundant
-    longest = next((len(share.body) for index, share in shares.items() if index >= count), None)
-    if longest is None:
+    count = any_share.originals
+    spare = iter([index for index in shares if index >= count])
+    # The decoder expects each original at its own index; redundant shares fill the gaps.
+    indices = [index if index in shares else next(spare) for index in range(count)]
+    missing = [index for index in range(count) if index not in shares]
+    if not missing:
         return {}
-    buffers = _padded(shares, longest)
+    used = [shares[index] for index in indices]
+    buffers = _padded(used, len(used[missing[0]].body))
     if buffers is None:
         return None
-    coder = installed_coder()
-    whole = coder.decode(buffers, count, redundant)
-    coded_sizes = {index: share.size.to_bytes(_SIZE_BYTES) for index, share in shares.items()}
-    sizes = coder.decode(coded_sizes, count, redundant)
-    return {index: (data, int.from_bytes(sizes[index])) for index, data in whole.items()}
+    decoder = _decoder(count, any_share.redundant)
+    whole = decoder.decode(buffers, indices)
+    sizes = decoder.decode([share.size.to_bytes(_SIZE_BYTES) for share in used], indices)
+    return {index: (whole[index], int.from_bytes(sizes[index])) for index in missing}
 
 
-def _padded(shares: Mapping[int, Share], longest: int) -> dict[int, bytes | memoryview] | None:
-    buffers: dict[int, bytes | memoryview] = {}
-    for index, share in shares.items():
+def _padded(shares: Iterable[Share], longest: int) -> list[bytes | memoryview] | None:
+    buffers: list[bytes | memoryview] = []
+    for share in shares:
         body = share.body
         if len(body) != longest:
             if len(body) > longest or share.original is None:
                 return None
             body = bytes(body).ljust(longest, b"\0")
-        buffers[index] = body
+        buffers.append(body)
     return buffers
 
 
