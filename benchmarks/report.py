@@ -335,7 +335,8 @@ a shares of every block are lost, which is the most work.""",
     "coders": f"""\
 Microseconds of one core's time per block of k+a shares of {coders.SHARE_BYTES:,} B, k originals and a redundant. \
 *Encode* computes the a redundant shares, *decode* restores a lost originals, the most work. Both coders compute the \
-same bytes. They take turns; times and ratios are medians of the rounds.""",
+same bytes. The built-in coder has met the pattern of lost shares before and kept its factors; zfec computes them each \
+time. The coders take turns; times and ratios are medians of the rounds.""",
     "simulator": f"""\
 {len(simulator.MEMBERS)} members; each sends a datagram to all others at each slot's end, which arrives after a \
 random delay. SimPy {simpy.__version__} runs the very same events (times and counts are compared by checksum) in \
