@@ -52,7 +52,7 @@ def _powers_of_two() -> bytes:
 
 
 _POWERS = _powers_of_two()
-_LOGARITHMS = bytes([0, *(_POWERS.index(element) for element in range(1, SHARES_MAX))])
+_LOGARITHMS = bytes([0, *(_POWERS.index(element) for element in range(1, _NONZERO + 1))])
 """The exponent of each element as a power of 2; 0 for the element 0, which is no power."""
 _POINTS = b"\0" + _POWERS
 """The point of each share of a block."""
@@ -60,11 +60,9 @@ _POINTS = b"\0" + _POWERS
 
 @cache
 def multiples(factor: int) -> bytes:
-    """The product of each field element with `factor`, as a table for `bytes.translate`."""
-    if factor == 0:
-        return bytes(SHARES_MAX)
+    """The product of each field element with `factor`, which is not 0, as a table for `bytes.translate`."""
     exponent = _LOGARITHMS[factor]
-    products = (_POWERS[(exponent + _LOGARITHMS[element]) % _NONZERO] for element in range(1, SHARES_MAX))
+    products = (_POWERS[(exponent + _LOGARITHMS[element]) % _NONZERO] for element in range(1, _NONZERO + 1))
     return bytes([0, *products])
 
 
