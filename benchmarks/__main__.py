@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
+    coders,
     consensus,
     failures,
     fec,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "failures": failures.rows,
     "kill": kill.rows,
     "fec": fec.rows,
+    "coders": coders.rows,
     "simulator": simulator.rows,
     "group_size": group_size.rows,
     "monitoring": monitoring.rows,

@@ -1,8 +1,9 @@
 """How fast forward error correction codes, in MB of originals per second of one core's time.
 
-`code` is the erasure code alone, as zfec does it; `layer` is all that a frame meets: encoding, cutting blocks, headers
-and coding on the way down, the door, bookkeeping and reconstruction on the way up. Receiving is measured without loss
-and with the first `a` shares of every block lost, which is the most work. Run: python -m benchmarks --only fec
+`code` is the erasure code alone, by zfec if it is installed; `layer` is all that a frame meets: encoding, cutting
+blocks, headers and coding on the way down, the door, bookkeeping and reconstruction on the way up. Receiving is
+measured without loss and with the first `a` shares of every block lost, which is the most work. Run: python -m
+benchmarks --only fec
 """
 
 from __future__ import annotations

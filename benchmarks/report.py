@@ -12,6 +12,7 @@ from typing import Any
 import simpy
 
 from benchmarks import (
+    coders,
     consensus,
     group_size,
     kill,
@@ -118,6 +119,14 @@ COLUMNS: dict[str, dict[str, str]] = {
         "receive": "receive",
         "lossy": "receive with loss",
         "target": "target of code",
+    },
+    "coders": {
+        "work": "block",
+        "zfec_us": "zfec µs",
+        "built_in_us": "built-in µs",
+        "ratio": "built-in to zfec",
+        "ratio_low": "lowest",
+        "ratio_high": "highest",
     },
     "simulator": {
         "system": "system",
@@ -273,6 +282,7 @@ TITLES = {
     "failures": "Throughput with failures allowed",
     "kill": "A member is killed",
     "fec": "Forward error correction, MB/s of one core",
+    "coders": "The built-in erasure coder and zfec",
     "simulator": "(c) The simulator's event rate",
     "group_size": "(d) Cost against group size and messages per slot",
     "monitoring": "(e) What metric collectors cost",
@@ -320,9 +330,14 @@ out of the recorded trace, against Δ+2Γ+Θ as declared (Theorem 5) plus the la
 fired.""",
     "fec": """\
 In MB of originals per second of one core's time; each figure is the best of three stretches. *Code* and *decode* are \
-the erasure code alone (zfec), *send* and *receive* all that a frame meets in the layer: encoding, cutting blocks, \
-headers and coding down, the door, bookkeeping and reconstruction up; *with loss*, the first a shares of every \
-block are lost, which is the most work.""",
+the erasure code alone (zfec if it is installed), *send* and *receive* all that a frame meets in the layer: \
+encoding, cutting blocks, headers and coding down, the door, bookkeeping and reconstruction up; *with loss*, the first \
+a shares of every block are lost, which is the most work.""",
+    "coders": f"""\
+Microseconds of one core's time per block of k+a shares of {coders.SHARE_BYTES:,} B, k originals and a redundant. \
+*Encode* computes the a redundant shares, *decode* restores a lost originals, the most work. Both coders compute the \
+same bytes. The built-in coder has met the pattern of lost shares before and kept its factors; zfec computes them each \
+time. The coders take turns; times and ratios are medians of the rounds.""",
     "simulator": f"""\
 {len(simulator.MEMBERS)} members; each sends a datagram to all others at each slot's end, which arrives after a \
 random delay. SimPy {simpy.__version__} runs the very same events (times and counts are compared by checksum) in \

@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and which tests stay together when several processes run them.
+"""Hypothesis profiles, a fixture that hides zfec, and which tests stay together when several processes run them.
 
 Properties have no deadline: their result must not depend on the speed of the machine.
 """
@@ -6,10 +6,13 @@ Properties have no deadline: their result must not depend on the speed of the ma
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.worlds.coders import forget_coders
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
@@ -43,3 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
     return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture
+def without_zfec(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the test run as on a machine without zfec."""
+    monkeypatch.setitem(sys.modules, "zfec", None)
+    forget_coders()
+    yield
+    forget_coders()

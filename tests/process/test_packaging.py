@@ -1,7 +1,8 @@
 """Builds wheel and sdist, and installs the wheel into an otherwise empty virtual environment.
 
 Nothing is downloaded: the build uses the installed setuptools, and the wheel is installed without its dependencies.
-There, `import unisono` and a group without a trace must work, and a command must name the package that it lacks.
+There, `import unisono` and a group without a trace must work, also with forward error correction, and a command must
+name the package that it lacks.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ TWO_MEMBERS = """
 import asyncio, sys
 import unisono
 
+order = unisono.Vbr(fec=tuple(map(int, sys.argv[3:]))) if sys.argv[3:] else "auto"
+
 async def first_delivery(member, peers):
-    async with unisono.join("packaged", member=member, peers=peers) as group:
+    async with unisono.join("packaged", member=member, peers=peers, order=order) as group:
         if member == 1:
             await group.send(b"hello")
         async for event in group:
@@ -161,10 +164,11 @@ def test_a_command_names_the_package_that_it_lacks(empty: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_group_without_a_trace_needs_no_dependency(empty: Path) -> None:
+@pytest.mark.parametrize("fec", [(), ("1", "3")])
+def test_a_group_without_a_trace_needs_no_dependency(empty: Path, fec: tuple[str, ...]) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as two:
         for each in (one, two):
             each.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, two)]
-    done = run([empty / "python", "-I", "-c", TWO_MEMBERS, *addresses], cwd=empty)
+    done = run([empty / "python", "-I", "-c", TWO_MEMBERS, *addresses, *fec], cwd=empty)
     assert done.stdout.strip() == "[(1, b'hello'), (1, b'hello')] False"

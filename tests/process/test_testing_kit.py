@@ -73,6 +73,21 @@ def test_three_members_deliver_the_same_messages_in_one_order(order: str) -> Non
     run_test(part())
 
 
+@pytest.mark.usefixtures("without_zfec")
+def test_forward_error_correction_repairs_losses_without_zfec() -> None:
+    async def part() -> None:
+        async with network(members=3, order="vbr", rate=RATE, fec=(2, 5)) as net:
+            net.lose(0.3, at_most=2, of=5)
+            for number in range(20):
+                await send_round(net, f"round {number}")
+            delivered = await same_order(net, 60)
+            assert len(set(delivered)) == 60
+            for group in net.groups.values():
+                assert group.stats().counters["fec.recovered"] > 0
+
+    run_test(part())
+
+
 def test_real_time_works_too() -> None:
     async def part() -> None:
         async with network(members=2, delta="100ms") as net:

@@ -347,7 +347,6 @@ def test_slots_are_shortened_together_when_the_network_gets_slower_and_lengthene
 
 
 def test_forward_error_correction_is_strengthened_together() -> None:
-    pytest.importorskip("zfec")
     text = SCENARIO.format(group='failures = true\nfec = "1/5"', reliable="", loss=0.1, seconds=3)
     play = Play(parse_scenario(text, "changing"), agreed('["fec"]', "fec", 0.999), 1)
     changes = {m: [(n.slot, n.text) for n in notices] for m, notices in play.notices("adapted").items()}

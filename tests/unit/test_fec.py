@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -13,13 +12,12 @@ from typing import Any
 import pytest
 from tests.worlds.fec_rates import net_avg_per_slot
 
-from unisono.errors import InvalidOption, MissingDependency
+from unisono.errors import InvalidOption
 from unisono.model.events import View
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import Rate, group_key
-from unisono.net.fec import shares as code
 from unisono.net.fec.layer import (
     HELD_BYTES_MAX,
     SENDER_TIMEOUT_NS,
@@ -538,18 +536,13 @@ def test_an_impossible_redundancy_is_refused_with_its_field(fec: tuple[int, int]
     assert caught.value.field == "fec"
     with pytest.raises(InvalidOption):
         Fec(replace(policy(), fec=fec))
+    with pytest.raises(InvalidOption):
+        Sender().fec.change_code(fec, SLOT + 1)
 
 
 def test_the_layer_needs_a_redundancy() -> None:
     with pytest.raises(InvalidOption, match="fec"):
         Fec(policy(fec=None))
-
-
-def test_without_zfec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zfec", None)
-    code._encoder.cache_clear()
-    with pytest.raises(MissingDependency, match=r"unisono\[fec\]"):
-        Fec(policy())
 
 
 def test_datagrams_per_slot_matches_the_layer() -> None:

@@ -171,7 +171,6 @@ def test_usage_is_collected_above_the_order_and_above_the_network() -> None:
 
 
 def test_loss_is_measured_below_and_above_a_reliable_service() -> None:
-    pytest.importorskip("zfec")
     pair = Pair(lose=lambda now, sender, number: now > T0 + S and number % 7 == 0, fec=(1, 3))
     pair.run(6, lambda now, member: [bytes(100)] * 4)
     network = pair.of(1, "fec", Side.BELOW, "loss")[8:-1]

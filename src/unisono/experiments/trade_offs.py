@@ -204,7 +204,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "with 1, 5 and 10 %. Repetition sends a slot's frames twice or three times at once, FEC adds a shares to "
         "every b-a frames, RMCast sends copies 6 ms apart and lets receivers take over. Shown are the share of "
         "messages delivered, over all members, the latency with the Δ that each needs, and the frames and bytes for "
-        "each message. Gaps are allowed, so no member waits for a lost message. FEC needs unisono[fec].",
+        "each message. Gaps are allowed, so no member waits for a lost message.",
         _LOSS_SCENARIO,
         [
             {"remedy": name, **remedy, "fault.0.probability": loss}

@@ -1,1 +1,1 @@
-"""Forward error correction under an order (paper 001): the layer, and its wire form with the erasure code."""
+"""Forward error correction under an order (paper 001): the layer, its wire form, and the erasure code."""

@@ -235,7 +235,7 @@ class Fec:
     ) -> None:
         """`slots` returns the current slot schedule; without it the slot length stays as declared.
 
-        Raises InvalidOption if policy.fec is not valid, MissingDependency if the erasure code is not installed.
+        Raises InvalidOption if policy.fec is not valid.
         """
         if policy.fec is None:
             raise InvalidOption("fec", "expected (a, b) for forward error correction, for example (1, 5), got None")
@@ -272,8 +272,9 @@ class Fec:
 
         Receivers need not know, since every share describes its block.
         """
-        prepare_coder(fec[1] - fec[0], fec[0])
-        self._next_code = checked_fec(fec), slot
+        a, b = checked_fec(fec)
+        prepare_coder(b - a, a)
+        self._next_code = (a, b), slot
 
     # -- sending ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Wire form and erasure code of forward error correction (paper 001 §5.1).
+"""Wire form and blocks of forward error correction (paper 001 §5.1).
 
 A block has b shares: b−a originals, which are the frames to protect, and a redundant shares calculated from them. A FEC
 frame has the common header, and a share as its body. The header's sequence field holds the share's position in its
@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from unisono.errors import MissingDependency
 from unisono.model.policy import SHARES_MAX
+from unisono.net.fec.coder import Coder, new_coder
 from unisono.wire.door import Door, Header, Refusal, read_messages, register_layer
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, KNOWN_FLAGS, VERSION, Frame, Kind, unpack_header
 
@@ -24,7 +23,8 @@ SHARE_HEADER_BYTES = HEADER_BYTES
 _SIZE_BYTES = 2
 SIZE_END = 1 << 8 * _SIZE_BYTES
 """The size of every original is below this number."""
-_CODERS_KEPT = 512
+_CODERS_KEPT = 256
+"""The most block shapes whose coders are kept, for sending and for receiving; blocks of one redundancy have fewer."""
 
 
 @dataclass(slots=True)
@@ -68,31 +68,21 @@ def is_possible_position(share: Share) -> bool:
     return rest == 0 and total <= length <= SHARES_MAX
 
 
-def _zfec() -> Any:
-    try:
-        import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy need
-    except ImportError as error:
-        raise MissingDependency(
-            "forward error correction needs zfec, which is not installed: pip install zfec, or unisono[fec]; "
-            "if PyPI has no wheel for this machine, the installation needs a C compiler and Python's headers"
-        ) from error
-    return zfec
-
-
 @lru_cache(_CODERS_KEPT)
-def _encoder(originals: int, redundant: int) -> tuple[Any, tuple[int, ...]]:
+def _encoder(originals: int, redundant: int) -> tuple[Coder, tuple[int, ...]]:
     total = originals + redundant
-    return _zfec().Encoder(originals, total), tuple(range(originals, total))
+    return new_coder(originals, total), tuple(range(originals, total))
 
 
 @lru_cache(_CODERS_KEPT)
-def _decoder(originals: int, redundant: int) -> Any:
-    return _zfec().Decoder(originals, originals + redundant)
+def _decoder(originals: int, redundant: int) -> Coder:
+    # Apart from the encoders: other members choose these shapes, and must not displace those of this member.
+    return new_coder(originals, originals + redundant)
 
 
 def prepare_coder(originals: int, redundant: int) -> None:
-    """Create the erasure coder for blocks of this size in advance. Raises MissingDependency without zfec."""
-    _encoder(originals, redundant)
+    """Encode an empty block of this shape, so that the first block with frames finds its coder and tables ready."""
+    redundant_shares([b""] * originals, redundant)
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
