@@ -60,6 +60,7 @@ from unisono.agreement.paxos.messages import (
 )
 from unisono.errors import InvalidOption
 from unisono.model.effects import StoredRecords, Write
+from unisono.model.status import Standing
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, MEMBER_MAX
 from unisono.wire.codec import control_frame
@@ -193,6 +194,14 @@ class Consensus:
     def next_free(self) -> int:
         """The first instance for which this member has accepted no value: the next one that a leader may use."""
         return self._acceptor.last_accepted + 1
+
+    def standing(self) -> Standing:
+        """The leader, whether a majority is reachable, and the members that the failure detector suspects."""
+        suspected = tuple(peer for peer in self.peers if self.detector.suspected(peer))
+        leading = self._leader_state
+        known = {} if leading is None else leading.known_decided
+        behind = {peer: max(0, self.decided - upto) for peer, upto in known.items()}
+        return Standing(True, self.leader, len(self.members) - len(suspected) >= self.majority, suspected, behind)
 
     def decisions_known_by(self, members: Iterable[int]) -> bool:
         """For a leader: whether all these members have acknowledged every decision."""

@@ -1,0 +1,63 @@
+"""Collects the `Status` of a running member from its driver and its stack."""
+
+from __future__ import annotations
+
+from unisono.model.sla import Side
+from unisono.model.status import PeerState, PeerStatus, Standing, Status
+from unisono.runtime.driver import Driver
+
+
+def status_of(driver: Driver, group: str, plan: str) -> Status:
+    """The status of a member now. `group` is the group's name, and `plan` its plan in one line."""
+    stack, now, watch = driver.stack, driver.clock.now(), driver.watch
+    policy, standing = stack.policy, stack.standing(driver.clock.now())
+    waiting_to_send, waiting_for_application = driver.queue_lengths()
+    peers = tuple(_peer_status(driver, now, peer, standing) for peer in policy.view.members if peer != policy.member)
+    delays = stack.delays.largest if stack.delays.total else stack.clock_differences.longest_delay_ns
+    return Status(
+        group=group,
+        member=policy.member,
+        order=policy.order,
+        role=standing.role_of(policy.member),
+        leader=standing.leader,
+        members=driver.view.members,
+        majority=standing.majority,
+        peers=peers,
+        waiting_to_send=waiting_to_send,
+        waiting_for_application=waiting_for_application,
+        sent=driver.sent,
+        delivered=driver.delivered,
+        undelivered=watch.undelivered(driver.sent_by_this_incarnation),
+        late=watch.late,
+        plan=plan,
+        bound_ns=stack.bound_ns(),
+        delta_ns=delays,
+        gamma_ns=stack.gamma_ns(),
+        refused={reason.value: count for reason, count in stack.refused.items()},
+        violations={kind.value: seen for kind, seen in watch.violations.items()},
+    )
+
+
+def _peer_status(driver: Driver, now: int, peer: int, standing: Standing) -> PeerStatus:
+    heard_ns = driver.stack.last_heard_ns(peer)
+    sample = driver.stack.clock_differences.estimate(peer)
+    state: PeerState = "up"
+    if peer not in driver.view.members:
+        state = "left"
+    elif peer in standing.suspected:
+        state = "suspected"
+    return PeerStatus(
+        peer,
+        state,
+        last_heard_ns=None if heard_ns is None else max(0, now - heard_ns),
+        delay_ns=None if sample is None else sample.error_ns,
+        loss=_loss(driver, peer),
+        lag=standing.behind.get(peer),
+    )
+
+
+def _loss(driver: Driver, peer: int) -> float | None:
+    """The share of a peer's datagrams that the network lost in the last interval of metrics; None without metrics."""
+    rows = () if driver.qos_observer is None else driver.qos_observer.latest
+    lost = [row.value for row in rows if row.metric == "loss" and row.link == peer and row.side is Side.BELOW]
+    return lost[-1] if lost else None
