@@ -228,7 +228,9 @@ class Consensus:
         if k > self.decided and k not in self._proposals:
             self._proposals[k] = value
             if self._leader_state is not None:
-                self._leader_state.pending_values.setdefault(k, value)
+                # The leader's own value replaces a forwarded one, which may be a late value of a previous leader. Its
+                # caller takes a value that was proposed for a free instance as ordered and does not propose it again.
+                self._leader_state.pending_values[k] = value
                 self._flush_unless_batched(now)
             else:
                 self._forward_proposals(now, (k,))
