@@ -42,6 +42,7 @@ from unisono.runtime.log_lines import GroupLog
 from unisono.runtime.member_status import status_of
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
+from unisono.runtime.status_socket import StatusServer
 from unisono.runtime.waiting import time_limit
 from unisono.stack import Stack, build
 
@@ -194,6 +195,8 @@ class PendingJoin:
                 found.close()
             raise
         group = Group(driver, stack, share, setup, None if found is None else found.responder)
+        if setup.config.status_socket:
+            await group._serve_status(environment)
         await group._form(setup.timeout_s)
         environment.on_joined(setup.member, group._close)
         return group
@@ -208,6 +211,7 @@ class Group:
         self._driver = driver
         self.announce_verdicts = driver.announce_verdicts
         self._setup, self._responder = setup, responder
+        self._status_server: StatusServer | None = None
         self._stack = stack
         self._link_share = link_share
         self._opened_batch: Batch | None = None
@@ -444,6 +448,15 @@ class Group:
 
     # -- forming and leaving ---------------------------------------------------------------------------------
 
+    async def _serve_status(self, environment: Environment) -> None:
+        """Serve this member's status to `unisono status`. A group works without that, so a failure is only logged."""
+        try:
+            self._status_server = await environment.serve_status(self._setup.place.group, self.member, self.status)
+        except OSError as error:
+            level = logging.INFO if isinstance(error, FileExistsError) else logging.WARNING
+            text = f"`unisono status` cannot show this member: {error}; status_socket=False switches that off"
+            self._driver.watch.log.write(self._driver.clock.now(), level, text)
+
     async def _form(self, timeout_s: float) -> None:
         driver, stack = self._driver, self._stack
         try:
@@ -509,6 +522,8 @@ class Group:
         self._driver.close()
         if self._responder is not None:
             self._responder.close()
+        if self._status_server is not None:
+            self._status_server.close()
         self._link_share.release()
 
     async def __aenter__(self) -> Self:

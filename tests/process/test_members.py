@@ -39,7 +39,7 @@ class Member:
     async def until_running(self) -> None:
         """Wait for the notice that lists the members: the group runs."""
         assert self.process.stderr is not None
-        while b"every delivery within" not in (line := await self.process.stderr.readline()):
+        while b"; every delivery within" not in (line := await self.process.stderr.readline()):
             assert line, "the member ended before its group ran"
 
     async def read(self, count: int) -> list[str]:

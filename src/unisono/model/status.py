@@ -8,10 +8,14 @@ from typing import Any, Literal, TypeAlias
 
 from unisono.model.units import ns_to_ms
 
-Role: TypeAlias = Literal["leader", "follower", "member", "blocked"]
-"""The part that a member has in its group. "member": the order has no leader. "blocked": it has no majority."""
+Role: TypeAlias = Literal["joining", "leader", "follower", "member", "blocked", "left"]
+"""The part that a member has in its group.
+
+"joining": the group has not formed. "member": the order has no leader. "blocked": this member has no majority. "left":
+it has left the group, or has stopped.
+"""
 PeerState: TypeAlias = Literal["up", "suspected", "left"]
-"""What a member believes about a peer. "left": the peer is not in the view, because it left, failed or never came."""
+"""What a member believes about a peer. "suspected": it does not respond. "left": it is not in the view any more."""
 
 
 @dataclass(frozen=True, slots=True)

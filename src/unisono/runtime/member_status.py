@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.model.sla import Side
-from unisono.model.status import PeerState, PeerStatus, Standing, Status
+from unisono.model.status import PeerState, PeerStatus, Role, Standing, Status
 from unisono.runtime.driver import Driver
 
 
@@ -12,13 +12,13 @@ def status_of(driver: Driver, group: str, plan: str) -> Status:
     stack, now, watch = driver.stack, driver.clock.now(), driver.watch
     policy, standing = stack.policy, stack.standing(driver.clock.now())
     waiting_to_send, waiting_for_application = driver.queue_lengths()
-    peers = tuple(_peer_status(driver, now, peer, standing) for peer in policy.view.members if peer != policy.member)
+    peers = tuple(_peer_status(driver, now, peer, standing) for peer in policy.neighbours)
     delays = stack.delays.largest if stack.delays.total else stack.clock_differences.longest_delay_ns
     return Status(
         group=group,
         member=policy.member,
         order=policy.order,
-        role=standing.role_of(policy.member),
+        role=_role(driver, standing),
         leader=standing.leader,
         members=driver.view.members,
         majority=standing.majority,
@@ -38,13 +38,19 @@ def status_of(driver: Driver, group: str, plan: str) -> Status:
     )
 
 
+def _role(driver: Driver, standing: Standing) -> Role:
+    if driver.closed or driver.left is not None:
+        return "left"
+    return standing.role_of(driver.stack.policy.member) if driver.stack.running() else "joining"
+
+
 def _peer_status(driver: Driver, now: int, peer: int, standing: Standing) -> PeerStatus:
     heard_ns = driver.stack.last_heard_ns(peer)
     sample = driver.stack.clock_differences.estimate(peer)
     state: PeerState = "up"
     if peer not in driver.view.members:
         state = "left"
-    elif peer in standing.suspected:
+    elif peer in standing.suspected or heard_ns is None:
         state = "suspected"
     return PeerStatus(
         peer,
