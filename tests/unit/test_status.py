@@ -101,6 +101,15 @@ def test_a_member_that_left_has_the_state_left() -> None:
     play(part, order="vbr", failures=True)
 
 
+def test_a_silent_peer_of_an_order_without_failure_detection_is_suspected() -> None:
+    async def part(net: MemoryNetwork) -> None:
+        net.crash(3)
+        await until(lambda: net[1].status().peers[1].state == "suspected")
+        assert net[1].status().peers[0].state == "up"
+
+    play(part, order="vbr")
+
+
 # -- without a majority --------------------------------------------------------------------------------------------
 
 
@@ -257,3 +266,35 @@ def test_a_slow_application_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         play(part, members=1, order="vbr", queue_messages=10)
     assert any("messages wait for the application" in text for text in texts(caplog, logging.WARNING, 1))
     assert "this member receives again" in texts(caplog, logging.INFO, 1)
+
+
+def test_many_repairs_in_a_second_are_a_repair_storm(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def part(net: MemoryNetwork) -> None:
+        repaired = iter([100, 201, 500, 500, *[500] * 100])
+        monkeypatch.setattr(net[1]._stack, "counters", lambda: {"fec.recovered": next(repaired), "fec.ignored": 9999})
+        await asyncio.sleep(5)
+
+    with caplog.at_level(logging.INFO, "unisono"):
+        play(part, order="vbr")
+    found = [text for text in texts(caplog, logging.WARNING, 1) if text.startswith("repair storm")]
+    assert found == [
+        "repair storm: 101 lost frames were repaired in the last second; the network loses many datagrams"
+    ], "the next one follows too soon for a line of its own"
+
+
+def test_a_member_that_stops_because_of_a_defect_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*_: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    async def part(net: MemoryNetwork) -> None:
+        monkeypatch.setattr(net[1]._stack, "wake", planted)
+        await until(lambda: net[1].status().role == "left")
+        del net.groups[1]
+
+    with caplog.at_level(logging.INFO, "unisono"):
+        play(part, order="consensus")
+    assert texts(caplog, logging.ERROR, 1) == ["this member stops because of an error: ZeroDivisionError('planted')"]

@@ -95,7 +95,7 @@ class Status:
     waiting_to_send: int
     """The messages of callers that wait in `send`, because the group has no room for them yet."""
     waiting_for_application: int
-    """The messages that the application has not taken yet."""
+    """The messages and other events that the application has not taken yet."""
     sent: int
     """The messages that this member has accepted from the application."""
     delivered: int

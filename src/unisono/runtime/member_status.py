@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from unisono.model.capabilities import capabilities_of
 from unisono.model.sla import Side
 from unisono.model.status import PeerState, PeerStatus, Role, Standing, Status
+from unisono.model.units import NS_PER_S
 from unisono.runtime.driver import Driver
+
+SILENCE_NS = NS_PER_S
+"""Members of a slot order send in every slot. A peer that was silent for this long beyond a slot is suspected."""
 
 
 def status_of(driver: Driver, group: str, plan: str) -> Status:
@@ -50,7 +55,7 @@ def _peer_status(driver: Driver, now: int, peer: int, standing: Standing) -> Pee
     state: PeerState = "up"
     if peer not in driver.view.members:
         state = "left"
-    elif peer in standing.suspected or heard_ns is None:
+    elif peer in standing.suspected or heard_ns is None or _is_silent(driver, now - heard_ns):
         state = "suspected"
     return PeerStatus(
         peer,
@@ -60,6 +65,13 @@ def _peer_status(driver: Driver, now: int, peer: int, standing: Standing) -> Pee
         loss=_loss(driver, peer),
         lag=standing.behind.get(peer),
     )
+
+
+def _is_silent(driver: Driver, silence_ns: int) -> bool:
+    """Whether a peer has been silent for too long, in orders without a failure detector in which all members send."""
+    policy, grid = driver.stack.policy, driver.stack.grid
+    longest_ns = SILENCE_NS + grid.last_segment.theta_ns + policy.timing.delta_ns + policy.timing.gamma_ns
+    return capabilities_of(policy.order).slotted and silence_ns > longest_ns
 
 
 def _loss(driver: Driver, peer: int) -> float | None:
