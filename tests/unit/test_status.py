@@ -110,6 +110,33 @@ def test_a_silent_peer_of_an_order_without_failure_detection_is_suspected() -> N
     play(part, order="vbr")
 
 
+def test_messages_to_other_groups_do_not_count_as_undelivered() -> None:
+    topology = unisono.Topology({"a": (1, 2), "b": (3,)}, {"a": ("a", "b"), "b": ("a", "b")})
+
+    async def part(net: MemoryNetwork) -> None:
+        for groups in (["a"], ["b"], ["a", "b"]):
+            await net[1].send(b"x", to=groups)
+        await deliveries(net[1], 2)
+        await deliveries(net[3], 2)
+        found = net[1].status()
+        assert (found.sent, found.delivered, found.undelivered) == (3, 2, 0)
+        assert [peer.member for peer in found.peers] == [2, 3]
+
+    play(part, order="quasi_genuine", topology=topology)
+
+
+@pytest.mark.parametrize("order", ["vbr", "cbr"])
+def test_with_two_grades_only_final_deliveries_count(order: str) -> None:
+    async def part(net: MemoryNetwork) -> None:
+        net.cut(1, (2, 3))
+        await until(lambda: net[1].has_majority is False)
+        await net[1].send(b"x")
+        await until(lambda: net[1].status().delivered == 1)
+        assert net[1].status().undelivered == 1, "it is delivered early, and not final without a majority"
+
+    play(part, order=order, grades="both", **({"failures": True} if order == "vbr" else {}))
+
+
 # -- without a majority --------------------------------------------------------------------------------------------
 
 

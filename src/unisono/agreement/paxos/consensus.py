@@ -195,6 +195,11 @@ class Consensus:
         """The first instance for which this member has accepted no value: the next one that a leader may use."""
         return self._acceptor.last_accepted + 1
 
+    def decisions_known_by(self, members: Iterable[int]) -> bool:
+        """For a leader: whether all these members have acknowledged every decision."""
+        known_decided = self._leader_state.known_decided if self._leader_state is not None else {}
+        return all(known_decided.get(member, 0) >= self.decided for member in members)
+
     def standing(self) -> Standing:
         """The leader, whether a majority is reachable, and the members that the failure detector suspects."""
         suspected = tuple(peer for peer in self.peers if self.detector.suspected(peer))
@@ -202,11 +207,6 @@ class Consensus:
         known = {} if leading is None else leading.known_decided
         behind = {peer: max(0, self.decided - upto) for peer, upto in known.items()}
         return Standing(True, self.leader, len(self.members) - len(suspected) >= self.majority, suspected, behind)
-
-    def decisions_known_by(self, members: Iterable[int]) -> bool:
-        """For a leader: whether all these members have acknowledged every decision."""
-        known_decided = self._leader_state.known_decided if self._leader_state is not None else {}
-        return all(known_decided.get(member, 0) >= self.decided for member in members)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
