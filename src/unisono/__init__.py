@@ -13,6 +13,7 @@ from unisono.errors import (
     InvalidOption,
     MessageTooLarge,
     MissingDependency,
+    NoMajority,
     ReservationRefused,
     SlaError,
     StorageError,
@@ -55,6 +56,7 @@ from unisono.model.options import (
 )
 from unisono.model.policy import Redundancy, StateHolder
 from unisono.model.sla import MetricRow
+from unisono.model.status import PeerStatus, SeenViolations, Status
 from unisono.model.topology import Multigroup, Topology
 from unisono.model.units import Rate
 from unisono.qos.plan.admission import Link
@@ -91,16 +93,19 @@ __all__ = [
     "MissingDependency",
     "Multigroup",
     "Network",
+    "NoMajority",
     "Notice",
     "NoticeKind",
     "Observe",
     "OrderOptions",
+    "PeerStatus",
     "Priority",
     "QuasiGenuine",
     "Rate",
     "Redundancy",
     "Rejoining",
     "ReservationRefused",
+    "SeenViolations",
     "Sending",
     "Service",
     "SlaCleared",
@@ -108,6 +113,7 @@ __all__ = [
     "SlaViolation",
     "StateHolder",
     "Stats",
+    "Status",
     "StorageError",
     "Timeout",
     "Timestamp",

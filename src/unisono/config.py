@@ -18,6 +18,7 @@ from unisono.errors import ConfigError, InvalidOption, ScenarioError
 from unisono.model.options import (
     COUNT,
     DURATION,
+    FLAG,
     Option,
     OrderName,
     OrderOptions,
@@ -115,6 +116,7 @@ FSYNC: Final = Option("fsync", "always", "when to sync the storage to disk", cho
 TIMEOUT: Final = Option("timeout", "30s", "how long the group may take to form", DURATION)
 MAX_MESSAGE: Final = Option("max_message", 4096, "largest message in bytes", COUNT)
 QUEUE_MESSAGES: Final = Option("queue_messages", 1_000_000, "how many deliveries may wait for the application", COUNT)
+STATUS_SOCKET: Final = Option("status_socket", True, "serve this member's status to `unisono status`", FLAG)
 DELTA: Final = Option("delta", DELTA_DEFAULT, "largest delay of the network (Δ)", DURATION)
 GAMMA: Final = Option("gamma", GAMMA_DEFAULT, "largest difference between two members' clocks (Γ)", DURATION)
 LOSS: Final = Option("loss", 0.0, "share of datagrams that the network is expected to lose", SHARE)
@@ -126,7 +128,7 @@ MAX_FRAME: Final = Option(
 SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", PATH)
 CONFIG_OPTIONS: Final = (
     *(DEADLINE, GAPS, DELTA, GAMMA, LOSS, LINK, MULTICAST, MAX_FRAME),
-    *(STORAGE, FSYNC, SLA, TIMEOUT, MAX_MESSAGE, QUEUE_MESSAGES),
+    *(STORAGE, FSYNC, SLA, TIMEOUT, MAX_MESSAGE, QUEUE_MESSAGES, STATUS_SOCKET),
 )
 """The options of every group that files and the command line can give."""
 
@@ -188,6 +190,8 @@ class Config:
     """The size of the largest message, in bytes."""
     queue_messages: int = QUEUE_MESSAGES.field()
     """How many deliveries may wait for the application before this member stops delivering."""
+    status_socket: bool = STATUS_SOCKET.field()
+    """Whether this member serves its status to `unisono status`, through a Unix socket of this user."""
 
     def __post_init__(self) -> None:
         if self.deadline is not None:

@@ -90,6 +90,10 @@ class Timeout(UnisonoError, TimeoutError):
     """What the caller waited for did not happen within the `timeout` that it gave."""
 
 
+class NoMajority(Timeout):
+    """What the caller waited for cannot happen now: this member reaches no majority of the group."""
+
+
 class WrongEventLoop(UnisonoError, RuntimeError):
     """A group was called from another event loop or thread than the one that joined it; the call has done nothing."""
 

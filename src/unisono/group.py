@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Literal, Self, cast
@@ -23,6 +24,7 @@ from unisono.model.events import (
 from unisono.model.options import OrderName, OrderOptions
 from unisono.model.policy import PRIORITY_MAX
 from unisono.model.sla import MetricRow
+from unisono.model.status import Status
 from unisono.model.topology import group_names
 from unisono.model.units import NS_PER_S, Rate, duration_ns
 from unisono.qos.plan.admission import LinkShare
@@ -32,9 +34,13 @@ from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.environment import Environment, TransportOptions, current_environment
 from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.log_lines import GroupLog
+from unisono.runtime.member_status import status_of
 from unisono.runtime.reading import EventStreams, Iteration, wants_every_event, wants_messages
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
+from unisono.runtime.status_socket import StatusServer
+from unisono.runtime.waiting import time_limit
 from unisono.stack import Stack, build
 
 LEAVE_TIMEOUT_S = 1.0
@@ -158,6 +164,8 @@ class PendingJoin:
             max_frame = setup.config.network.max_frame or transport.max_frame()
             stack = build(setup.policy(max_frame), share, None if storage is None else storage.stored_records)
             setup.attach_application_state(stack)
+            log = GroupLog(setup.place.group, setup.member)
+            log.write(clock.now(), logging.INFO, f"joins with {setup.plan.text()}")
             driver = Driver(
                 stack,
                 transport,
@@ -167,6 +175,7 @@ class PendingJoin:
                 qos_observer=setup.qos_observer(stack),
                 on_metrics=None if isinstance(metrics, bool) else metrics,
                 storage=storage,
+                log=log,
                 queue_messages=setup.config.queue_messages,
                 deadline_ns=setup.deadline_ns,
             )
@@ -180,6 +189,8 @@ class PendingJoin:
                 found.close()
             raise
         group = Group(driver, stack, share, setup, None if found is None else found.responder)
+        if setup.config.status_socket:
+            await group._serve_status(environment)
         await group._form(setup.timeout_s)
         environment.on_joined(setup.member, group._close)
         return group
@@ -194,26 +205,30 @@ class Group:
         self._driver = driver
         self.announce_verdicts = driver.announce_verdicts
         self._setup, self._responder = setup, responder
+        self._status_server: StatusServer | None = None
         self._stack = stack
         self._link_share = link_share
         self._streams = EventStreams(driver, pulls=stack.application_pulls)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    async def send(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> None:
+    async def send(
+        self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None, timeout: str | None = None
+    ) -> None:
         """Multicast one message; wait until the declared rate has room for it.
 
         Waiting messages of this member with higher `priority` go first. Only the priority orders also deliver by
         priority. A message still waiting when the group ends, or when this call is cancelled, is not sent.
         With a topology, `to` names the groups that get the message; the default is this member's own group. Raises
         DestinationNotAllowed, which lists the allowed groups, if this member's group may not send to one of them.
+        If there is no room within `timeout`, such as "2s", raises Timeout, or NoMajority if this member has none.
         """
         driver = self._driver
         plain = type(message) is bytes and priority is _DEFAULT_PRIORITY and to is None
         in_loop = plain and asyncio.get_running_loop() is driver.loop
         if in_loop and (driver.credit.take(message) or driver.take_first(message)):
             return
-        await self.send_many((message,), priority=priority, to=to)
+        await self.send_many((message,), priority=priority, to=to, timeout=timeout)
 
     async def send_many(
         self,
@@ -222,12 +237,13 @@ class Group:
         priority: int = 0,
         to: Sequence[str] | None = None,
         sending: Sending | None = None,
+        timeout: str | None = None,
     ) -> int:
         """Multicast several messages, in this order. This costs far less per message than `send`.
 
         Return the number of messages when the group has accepted all of them. If the call is cancelled or fails while
         messages wait, the group sends the accepted ones, which come first, and none of the others. A note of the
-        exception says how many these are, and `sending.accepted` has the number.
+        exception says how many these are, and `sending.accepted` has the number. `timeout` is as in `send`.
         """
         messages = tuple(messages)  # a copy: the caller may change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
@@ -237,7 +253,12 @@ class Group:
             text = f"expected a number from 0 to {PRIORITY_MAX}, higher is more urgent, got {priority!r}"
             raise InvalidOption("priority", text)
         if messages:
-            await self._driver.submit(messages, priority, None if to is None else group_names("to", to), sending)
+            groups = None if to is None else group_names("to", to)
+            if timeout is None:
+                await self._driver.submit(messages, priority, groups, sending)
+                return len(messages)
+            async with time_limit(timeout, self._driver, "the group had no room for the message"):
+                await self._driver.submit(messages, priority, groups, sending)
         return len(messages)
 
     def submit_threadsafe(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> Future[None]:
@@ -361,6 +382,23 @@ class Group:
         """The latency that no delivery exceeds while Δ and Γ hold."""
         return self._stack.bound_ns()
 
+    def status(self) -> Status:
+        """What this member knows of its group now: role, leader, majority, peers, queues, plan, measured Δ and Γ."""
+        return status_of(self._driver, self._setup.place.group, self.plan.text())
+
+    @property
+    def has_majority(self) -> bool | None:
+        """Whether this member has a majority of the group; None if the order needs none, or has not formed."""
+        return self._stack.standing(self._driver.clock.now()).majority
+
+    def on_majority_lost(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the reason each time this member finds that it has lost its majority.
+
+        An exception of the listener is logged, and the group continues.
+        """
+        watched = self._driver.logging_errors(listener, "the on_majority_lost listener")
+        self._driver.watch.on_majority_lost.append(watched)
+
     def stats(self) -> Stats:
         """This member's measurements of itself and of the network, so far."""
         driver, stack = self._driver, self._stack
@@ -398,6 +436,15 @@ class Group:
 
     # -- forming and leaving ---------------------------------------------------------------------------------
 
+    async def _serve_status(self, environment: Environment) -> None:
+        """Serve this member's status to `unisono status`. A group works without that, so a failure is only logged."""
+        try:
+            self._status_server = await environment.serve_status(self._setup.place.group, self.member, self.status)
+        except OSError as error:
+            level = logging.INFO if isinstance(error, FileExistsError) else logging.WARNING
+            text = f"`unisono status` cannot show this member: {error}; status_socket=False switches that off"
+            self._driver.watch.log.write(self._driver.clock.now(), level, text)
+
     async def _form(self, timeout_s: float) -> None:
         driver, stack = self._driver, self._stack
         try:
@@ -432,19 +479,23 @@ class Group:
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
-    async def leave(self) -> bool:
+    async def leave(self, *, timeout: str | None = None) -> bool:
         """Leave the group after all accepted messages are sent. A second call does nothing.
 
         Return False if this member gave up waiting for departed or unresponsive peers: then it did not deliver their
-        last messages.
+        last messages. It gives up after `timeout`, by default 1 s and four times the latency bound. If this member has
+        accepted messages that it has not delivered, a log line counts them, and so does `status().undelivered`.
         """
+        limit_s = LEAVE_TIMEOUT_S + 4 * self.bound_ns / NS_PER_S
+        if timeout is not None:
+            limit_s = duration_ns(timeout, "timeout") / NS_PER_S
         driver = self._driver
         if driver.closed:
             return driver.left is not None
         driver.check_event_loop()
         try:
             driver.leave()
-            async with asyncio.timeout(LEAVE_TIMEOUT_S + 4 * self.bound_ns / NS_PER_S):
+            async with asyncio.timeout(limit_s):
                 while driver.left is None and not driver.closed:
                     await driver.wait_for_change()
                 while not driver.closed and not driver.transport.writable():
@@ -459,6 +510,8 @@ class Group:
         self._driver.close()
         if self._responder is not None:
             self._responder.close()
+        if self._status_server is not None:
+            self._status_server.close()
         self._link_share.release()
 
     async def __aenter__(self) -> Self:

@@ -25,6 +25,7 @@ from unisono.model.delays import Histogram
 from unisono.model.effects import Datagram, Effects, StoredRecords, Write
 from unisono.model.events import Batch, Grade, LeaveComplete, Rejoining, SlaVerdict, StackEvent, ViewChange
 from unisono.model.policy import Policy, Settings, StateHolder
+from unisono.model.status import Standing
 from unisono.model.timing import SlotGrid, earliest
 from unisono.model.units import EVERYONE, Rate, Reserver, UnlimitedNetwork, exact_duration_text, group_key
 from unisono.net.clock_check import ClockCheck
@@ -127,6 +128,8 @@ class Stack:
         layer_kinds = frozenset(kind for layer in self._layers for kind in layer.opens)
         self.door = Door(self._group, policy.member, policy.view.members, layer_kinds)
         self._rmcast = next((layer for layer in self._layers if isinstance(layer, Rmcast)), None)
+        self._last_heard_ns: dict[int, int] = {}
+        """By sender, when its last valid datagram arrived."""
         self._layer_events: list[StackEvent] = []
         """Events of the layers, for the application."""
         capabilities = capabilities_of(policy.order)
@@ -230,7 +233,7 @@ class Stack:
             if not self.clock_check.is_on_time(now - frame.sent_ns, frame.sender) and self.order.running():
                 self._layer_events += self.clock_check.report_late(now, frame)
         frame.multicast = multicast
-        self._now = now
+        self._now = self._last_heard_ns[frame.sender] = now
         receiver = self._receivers[frame.kind]
         receiver.from_below(now, frame)
         if receiver is not self.order or self.order.down:
@@ -485,6 +488,14 @@ class Stack:
     def why_not_formed(self) -> str:
         """Why the group does not start, other than missing members; empty if no reason is known."""
         return self.order.why_not_formed()
+
+    def standing(self, now: int) -> Standing:
+        """What this member knows about the group's leader, its majority and its peers."""
+        return self.order.standing(now)
+
+    def last_heard_ns(self, peer: int) -> int | None:
+        """When the last valid datagram of a peer arrived; None if none has arrived."""
+        return self._last_heard_ns.get(peer)
 
     def bound_ns(self) -> int:
         """The latency that no delivery exceeds while Δ, Γ and the other assumptions of the order hold."""

@@ -43,6 +43,9 @@ class ScriptedViews:
     def not_heard(self) -> tuple[int, ...]:
         return ()
 
+    def reachable(self) -> tuple[int, ...]:
+        return ()
+
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         self.provided_states[view_id] = state
 

@@ -35,16 +35,19 @@ NAMES = [
     "MissingDependency",
     "Multigroup",
     "Network",
+    "NoMajority",
     "Notice",
     "NoticeKind",
     "Observe",
     "OrderOptions",
+    "PeerStatus",
     "Priority",
     "QuasiGenuine",
     "Rate",
     "Redundancy",
     "Rejoining",
     "ReservationRefused",
+    "SeenViolations",
     "Sending",
     "Service",
     "SlaCleared",
@@ -52,6 +55,7 @@ NAMES = [
     "SlaViolation",
     "StateHolder",
     "Stats",
+    "Status",
     "StorageError",
     "Timeout",
     "Timestamp",
@@ -96,6 +100,7 @@ def test_errors_have_one_base_class() -> None:
     assert issubclass(unisono.MessageTooLarge, ValueError)
     assert issubclass(unisono.FormationTimeout, TimeoutError)
     assert issubclass(unisono.Timeout, TimeoutError)
+    assert issubclass(unisono.NoMajority, unisono.Timeout)
     assert issubclass(unisono.WrongEventLoop, RuntimeError)
 
 

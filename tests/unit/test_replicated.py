@@ -194,3 +194,53 @@ def test_messages_too_small_for_a_state_are_refused() -> None:
                 Replicated(net[1], Log())
 
     run_test(part())
+
+
+def test_execute_ends_when_the_majority_is_lost() -> None:
+    """A waiting call ends when the loss is detected, a later one at once, and one with a time-out at that time."""
+
+    async def part() -> None:
+        async with network(members=3, order="consensus") as net, Replicated(net[1], Log()) as one:
+            assert await one.execute(b"fine") == 0
+            net.cut(1, (2, 3))
+            loop = asyncio.get_running_loop()
+            with pytest.raises(unisono.NoMajority, match="it may still run later"):
+                await one.execute(b"waiting")
+            began = loop.time()
+            with pytest.raises(unisono.NoMajority, match="was not sent"):
+                await one.execute(b"later")
+            assert loop.time() == began
+            with pytest.raises(unisono.NoMajority, match="it may still run later"):
+                await one.execute(b"patient", timeout="3s")
+            assert 3 <= loop.time() - began < 3.1
+            net.heal()
+            while net[1].has_majority is not True:
+                await asyncio.sleep(0.01)
+            assert await one.execute(b"again") == 3, "the two commands that were sent have run"
+
+    run_test(part())
+
+
+def test_execute_with_a_timeout_raises_timeout_while_there_is_a_majority() -> None:
+    async def part() -> None:
+        async with network(members=3, order="consensus") as net, Replicated(net[1], Log()) as one:
+            net.delay("40ms")
+            with pytest.raises(unisono.Timeout, match=r"^the command has not run here within 1ms") as no:
+                await one.execute(b"x", timeout="1ms")
+            assert not isinstance(no.value, unisono.NoMajority)
+
+    run_test(part())
+
+
+def test_early_commands_run_without_a_majority() -> None:
+    async def part() -> None:
+        options: dict[str, Any] = {"order": "vbr", "failures": True, "grades": "both"}
+        async with network(members=3, **options) as net, Replicated(net[1], Log()) as one:
+            net.cut(1, (2, 3))
+            while net[1].has_majority is not False:
+                await asyncio.sleep(0.01)
+            assert await one.execute(b"early", grade=unisono.Grade.EARLY) == 0
+            with pytest.raises(unisono.NoMajority):
+                await one.execute(b"final")
+
+    run_test(part())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from unisono import __version__
-from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, verify
+from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, status, verify
 from unisono.errors import (
     AddressInUse,
     FormationTimeout,
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"unisono {__version__}", help="print the version and exit")
     verbs = top.add_subparsers(dest="verb", metavar="COMMAND")
-    for verb in (demo, member, simulate, plan, verify, compact, experiment, monitor):
+    for verb in (demo, member, status, simulate, plan, verify, compact, experiment, monitor):
         verb.add_parser(verbs)
     return top
 

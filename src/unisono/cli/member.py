@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -188,6 +189,7 @@ async def _run_in_group(options: argparse.Namespace, config: unisono.Config, met
     joining = open_group(config, incarnation=None if metrics is None else metrics.incarnation)
     stopping = _stopping_on_signals()
     if not options.json:
+        _print_log_lines()
         name = f"member {config.member}" if config.member is not None else "a member"
         _print_status(f"{name} of {config.group!r}: waiting for the other members …")
     opening = asyncio.ensure_future(joining.__aenter__())
@@ -232,6 +234,16 @@ def _stopping_on_signals() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     return stopping
+
+
+def _print_log_lines() -> None:
+    """Print the log lines of the group on standard error. They say everything that happens beside deliveries."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("-- %(message)s"))
+    logger = logging.getLogger("unisono")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
 
 
 async def _send_input_lines(group: unisono.Group, priority: int) -> None:
@@ -287,15 +299,6 @@ async def _print_events(group: unisono.Group, as_json: bool) -> None:
         elif isinstance(event, unisono.Delivery):
             mark = {None: "", Grade.EARLY: "early  ", Grade.FINAL: "final  "}[event.grade]
             sys.stdout.write(f"{mark}{event.sender}: {event.payload.decode(errors='replace')}\n")
-        elif isinstance(event, unisono.Violation):
-            _print_status(f"violation: {event.text}")
-        elif isinstance(event, unisono.Notice):
-            _print_status(event.text)
-        elif isinstance(event, unisono.TimingChange):
-            slot, bound = duration_text(event.timing.theta_ns), duration_text(event.bound_ns)
-            _print_status(f"slots are now {slot} long; every delivery within {bound}")
-        else:
-            _print_status(f"members are now {', '.join(map(str, event.view.members))}")
         sys.stdout.flush()
     if as_json:
         stats = group.stats()

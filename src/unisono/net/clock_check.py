@@ -78,6 +78,8 @@ class ClockCheck:
         self._probes_sent = 0
         self._next_probe: int | None = 0 if policy.probe_every_ns and self._peers else None
         self._samples: dict[int, deque[SkewSample]] = {m: deque(maxlen=SAMPLES_KEPT) for m in self._peers}
+        self.longest_delay_ns: int | None = None
+        """Half of the longest round trip of a probe; None before the first answer."""
         self._gamma_ns = policy.timing.gamma_ns
         self._max_transit_ns = policy.timing.delta_ns + policy.timing.gamma_ns
         """The longest time that a datagram may seem to take, by clocks that differ by at most Γ."""
@@ -113,6 +115,7 @@ class ClockCheck:
             return
         offset = ((peer_received - sent) + (peer_sent - now)) // 2
         self._samples[frame.sender].append(SkewSample(offset, (round_trip + 1) // 2))
+        self.longest_delay_ns = max(self.longest_delay_ns or 0, (round_trip + 1) // 2)
         if peer_received - sent < -self._gamma_ns:
             self._report(now, frame, peer_received - sent)
         elif now - peer_sent < -self._gamma_ns:

@@ -20,6 +20,7 @@ from typing import ClassVar, Protocol
 from unisono.errors import InvalidOption
 from unisono.model.events import SettingsAgreed, StackEvent, Violation, ViolationKind
 from unisono.model.policy import FRAME_MIN, Policy
+from unisono.model.status import Standing
 from unisono.model.units import EVERYONE, Rate, group_key
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested
@@ -308,6 +309,9 @@ class Order(Timed, Protocol):
 
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast."""
+
+    def standing(self, now: int) -> Standing:
+        """What this member knows about the group's leader, its majority and its peers."""
 
 
 class Observer(Protocol):

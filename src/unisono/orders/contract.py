@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from unisono.model.events import LeaveComplete, StackEvent
 from unisono.model.policy import Policy
+from unisono.model.status import Standing
 from unisono.model.units import Rate
 from unisono.net.clock_check import ClockDifference
 from unisono.net.layer import NO_ROOM
@@ -99,6 +100,10 @@ class OrderBase(ABC):
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast: every peer has received its HELLO that way."""
         return self._multicast
+
+    def standing(self, now: int) -> Standing:
+        """No leader and no majority: an order without agreement needs neither, and departed members leave its view."""
+        return Standing()
 
 
 class VariableRateBase(OrderBase):

@@ -17,11 +17,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from unisono.errors import GroupClosed, InvalidOption
+from unisono.errors import GroupClosed, InvalidOption, NoMajority, Timeout
 from unisono.group import Group
 from unisono.model.capabilities import capabilities_of, orders_with
 from unisono.model.events import Batch, Grade, Notice, TimingChange, ViewChange, Violation
-from unisono.model.units import NS_PER_S
+from unisono.model.units import NS_PER_S, duration_ns
 from unisono.replica.replica import MessageName, MistakeCounts, Replica
 from unisono.replica.state_machine import Key, StateMachine
 
@@ -69,6 +69,13 @@ class Replicated:
         self._part_bytes = _checked_part_bytes(part_bytes, group.max_message)
         self._token = secrets.randbits(32) << 32
         self._pending_results: dict[int, tuple[Grade, asyncio.Future[Any]]] = {}
+        self._needing_majority: dict[int, asyncio.Timeout] = {}
+        """By token, the limits of calls that end when this member loses its majority."""
+        # Early commands run without a majority, if they are not also the final ones.
+        self._early_runs_alone = getattr(group.plan.order, "grades", "early") == "both" or stats.order in orders_with(
+            "routed"
+        )
+        group.on_majority_lost(self._on_majority_lost)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._background_tasks: dict[asyncio.Task[None], None] = {}
@@ -84,24 +91,55 @@ class Replicated:
     # -- the user ----------------------------------------------------------------------------------------------
 
     async def execute(
-        self, command: bytes, *, grade: Grade = Grade.FINAL, to: Sequence[str] | None = None, priority: int = 0
+        self,
+        command: bytes,
+        *,
+        grade: Grade = Grade.FINAL,
+        to: Sequence[str] | None = None,
+        priority: int = 0,
+        timeout: str | None = None,
     ) -> Any:
         """Send a command and wait until it has run here. Returns the result of the machine's `apply`.
 
         With `grade=Grade.EARLY`, it returns when the command has run on the optimistic state. That is sooner, but the
         result may be corrected later. In a group with one grade there is no difference. An exception of the machine's
         `touches` is raised here before anything is sent: a command that cannot run would stop every member's replica.
+
+        Without a majority no command becomes final. Then NoMajority is raised as soon as this member has detected
+        that. With a `timeout`, such as "5s", the call waits that long instead, and then raises NoMajority or Timeout.
+        A command that was sent before may still run later.
         """
         self._raise_if_closed()
         self._machine.touches(command)
+        limit_s = None if timeout is None else duration_ns(timeout, "timeout") / NS_PER_S
+        needs_majority = grade is Grade.FINAL or not self._early_runs_alone
+        if timeout is None and needs_majority and self._group.has_majority is False:
+            raise NoMajority("the command was not sent, because this member has no majority of the group")
         self._token += 1
         token, done = self._token, asyncio.get_running_loop().create_future()
         self._pending_results[token] = (grade, done)
         try:
-            await self._group.send(_MESSAGE_HEAD.pack(_COMMAND, token) + command, priority=priority, to=to)
-            return await done
+            async with asyncio.timeout(limit_s) as limit:
+                if timeout is None and needs_majority:
+                    self._needing_majority[token] = limit
+                await self._group.send(_MESSAGE_HEAD.pack(_COMMAND, token) + command, priority=priority, to=to)
+                return await done
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if needs_majority and (timeout is None or self._group.has_majority is False):
+                text = "the command has not run here, because this member has no majority of the group"
+                raise NoMajority(f"{text}; it may still run later") from None
+            raise Timeout(f"the command has not run here within {timeout}; it may still run later") from None
         finally:
             self._pending_results.pop(token, None)
+            self._needing_majority.pop(token, None)
+
+    def _on_majority_lost(self, _reason: str) -> None:
+        """End the calls that wait for a majority, without a time-out of their own."""
+        waiting, self._needing_majority = self._needing_majority, {}
+        for limit in waiting.values():
+            limit.reschedule(asyncio.get_running_loop().time())
 
     def optimistic(self, key: Key) -> Any:
         """The object after all commands delivered so far, early ones included; None if it does not exist."""

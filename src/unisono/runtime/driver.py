@@ -58,9 +58,11 @@ from unisono.model.units import NS_PER_S, Rate, duration_text
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.environment import Environment, Transport
+from unisono.runtime.log_lines import GroupLog
 from unisono.runtime.storage import Storage
 from unisono.runtime.timers import LocalClock
 from unisono.runtime.turn import Credit, Turn
+from unisono.runtime.watch import Watch
 from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
@@ -95,6 +97,7 @@ class Driver:
         queue_messages: int = 1_000_000,
         queue_bytes: int = QUEUE_BYTES,
         deadline_ns: int | None = None,
+        log: GroupLog,
     ) -> None:
         """The driver calls `on_metrics`, which must not block, with the metric rows of each collecting interval."""
         self.stack = stack
@@ -115,6 +118,8 @@ class Driver:
         self._storage = storage
         self._queue_limits = (queue_messages, queue_bytes)
         self._deadline_ns = deadline_ns
+        self.watch = Watch(stack, clock, log, deadline_ns)
+        """Writes log lines, and counts events for `Status`."""
         self._queue: deque[DriverEvent] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
@@ -160,6 +165,7 @@ class Driver:
             if now >= self._next_clock_check_ns:
                 self._next_clock_check_ns = now + _CLOCK_CHECK_INTERVAL_NS
                 self._check_clock_and_losses()
+                self.watch.check(now)
             self.stack.wake(now)
             if (
                 self._on_metrics is not None
@@ -251,6 +257,7 @@ class Driver:
         if self._rows is not None:
             now = self.clock.now()
             self._rows.record_event(event, real_ns=self.clock.system_ns(now), local_ns=now)
+        self.watch.on_event(event)
         match event:
             case LeaveComplete():
                 self.left = event
@@ -411,6 +418,8 @@ class Driver:
             accepted = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
         if accepted:
             self._record_sent(now, messages[:accepted], priority, groups)
+            if groups is not None and self.stack.policy.member not in self.stack.destinations(groups):
+                self.watch.on_sent_elsewhere(accepted)
         return accepted
 
     def _record_sent(self, now: int, messages: Sequence[bytes], priority: int, groups: tuple[str, ...] | None) -> None:
@@ -488,8 +497,18 @@ class Driver:
 
     def report_violation(self, violation: Violation) -> None:
         """Queue a violation that the driver itself has found."""
+        self.watch.on_violation(violation)
         self._enqueue(violation)
         self._changed.set()
+
+    @property
+    def sent_by_this_incarnation(self) -> int:
+        """How many messages the stack has accepted in the present incarnation of this member."""
+        return self.sent - self._sent_in_past_incarnations
+
+    def queue_lengths(self) -> tuple[int, int]:
+        """How many messages wait to be sent, and how many deliveries and other events wait for the application."""
+        return self._submissions.waiting_messages(), self._queued_messages + self.stack.queued()
 
     def counters(self) -> dict[str, int]:
         """All counters of the stack, the storage and the transport, by names such as "storage.syncs"."""
@@ -521,11 +540,13 @@ class Driver:
         """Stop reading the socket and ending slots until the application has taken enough events from the queue."""
         if not self._paused and not self._leaving:
             self._paused = True
+            self.watch.on_paused(self._queued_messages)
             self.transport.pause_reading()
             self.alarm.set(None)
 
     def _resume_input(self) -> None:
         self._paused = False
+        self.watch.on_resumed()
         self.transport.resume_reading()
         self._loop.call_soon(self._on_alarm)
 
@@ -617,6 +638,7 @@ class Driver:
         self.transport.close()
         if self._storage is not None:
             self._storage.close()
+        self.watch.on_closed(self.sent_by_this_incarnation, self._submissions.waiting_messages(), self._failure)
         for waiting in self._submissions.pop_all():
             if not waiting.done.done():
                 waiting.done.set_exception(
@@ -737,6 +759,11 @@ class Submissions:
         if not self._queues[level]:
             del self._queues[level], self._levels[-1]
         self._find_first()
+
+    def waiting_messages(self) -> int:
+        """How many messages wait, of callers that still wait for them."""
+        waiting = (each for queue in self._queues.values() for each in queue if not each.done.done())
+        return sum(len(each.messages) - each.accepted_count for each in waiting)
 
     def pop_all(self) -> list[Submission]:
         """Remove and return all submissions."""

@@ -16,9 +16,11 @@ from typing import Protocol
 
 from unisono.model.delays import Histogram
 from unisono.model.effects import Datagram
+from unisono.model.status import Status
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.socket_setup import ReceiveCallback, resolve_all_async
+from unisono.runtime.status_socket import StatusServer
 from unisono.runtime.timers import Alarm, LocalClock, WallClock, new_incarnation
 from unisono.runtime.udp import Traffic, UdpTransport
 
@@ -128,6 +130,9 @@ class Environment(Protocol):
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
         """Open a member's alarm, which calls `callback` when `clock` shows the set time."""
 
+    async def serve_status(self, group: str, member: int, status: Callable[[], Status]) -> StatusServer | None:
+        """Serve a member's status to other processes; None if this environment has no others. May raise OSError."""
+
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
         """`join` calls this when a member has joined. `abort` stops the member at once, without notifying any peer."""
 
@@ -157,6 +162,9 @@ class UdpEnvironment:
 
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
         return Alarm(asyncio.get_running_loop(), clock, callback)
+
+    async def serve_status(self, group: str, member: int, status: Callable[[], Status]) -> StatusServer | None:
+        return await StatusServer.open(group, member, status)
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
         """Do nothing: to stop a real member, kill its process."""

@@ -14,9 +14,11 @@ from unisono.errors import AddressInUse, GroupClosed, InvalidOption
 from unisono.group import Group, join
 from unisono.model.events import Delivery
 from unisono.model.faults import Loss, LossModel, Span
+from unisono.model.status import Status
 from unisono.model.units import NS_PER_S, duration_ns
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.environment import EnvironmentScope, MemberAlarm, Transport, TransportOptions
+from unisono.runtime.status_socket import StatusServer
 from unisono.runtime.timers import LocalClock
 from unisono.testing.clocks import ClockControl
 from unisono.testing.transport import Address, MemoryTransport
@@ -206,6 +208,10 @@ class MemoryNetwork:
     def open_alarm(self, member: int, clock: LocalClock, callback: Callable[[], None]) -> MemberAlarm:
         """Open an alarm that the test controls through `clock`."""
         return self.clock.open_alarm(member, clock, callback)
+
+    async def serve_status(self, group: str, member: int, status: Callable[[], Status]) -> StatusServer | None:
+        """Serve nothing: the members of this network are in the process of the test."""
+        return None
 
     def on_joined(self, member: int, abort: Callable[[], None]) -> None:
         """Store the function `abort`, which `crash` calls to stop the member."""

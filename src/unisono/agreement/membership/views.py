@@ -161,6 +161,9 @@ class ViewSynchrony(Timed, Protocol):
     def not_heard(self) -> tuple[int, ...]:
         """The other members of the list from which no heartbeat has arrived yet."""
 
+    def reachable(self) -> tuple[int, ...]:
+        """The members of the view that this member does not suspect to have failed, itself included."""
+
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
 
@@ -274,6 +277,10 @@ class Membership:
         """The other members of the list from which no heartbeat has arrived yet."""
         received_from = self.detector.has_received_from
         return tuple(member for member in self.incarnations if member != self.me and not received_from(member))
+
+    def reachable(self) -> tuple[int, ...]:
+        """The members of the view that this member does not suspect to have failed, itself included."""
+        return tuple(self.detector.trusted(tuple(self.incarnations)))
 
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         """Answer the event `StateRequested`: `state` is this member's state at the end of the view before `view_id`."""
@@ -652,7 +659,7 @@ class Membership:
         return max((self.detector.timeout_ns(peer) for peer in self.incarnations if peer != self.me), default=0)
 
     def _blocked_violation(self, now: int) -> Blocked:
-        reachable = tuple(self.detector.trusted(tuple(self.incarnations)))
+        reachable = self.reachable()
         ended = f"view {self.view_id} ended {self.blocked_time.present_ns(now) / NS_PER_MS:.0f} ms ago"
         text = f"{ended} and no next view is decided: {self._view_change_obstacle(reachable)}"
         return Blocked(ViolationKind.BLOCKED, text, self.me, view_id=self.view_id, reachable=reachable)

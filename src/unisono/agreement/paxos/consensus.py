@@ -60,6 +60,7 @@ from unisono.agreement.paxos.messages import (
 )
 from unisono.errors import InvalidOption
 from unisono.model.effects import StoredRecords, Write
+from unisono.model.status import Standing
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, MEMBER_MAX
 from unisono.wire.codec import control_frame
@@ -215,6 +216,14 @@ class Consensus:
         known_decided = self._leader_state.known_decided if self._leader_state is not None else {}
         return all(known_decided.get(member, 0) >= self.decided for member in members)
 
+    def standing(self) -> Standing:
+        """The leader, whether a majority is reachable, and the members that the failure detector suspects."""
+        suspected = tuple(peer for peer in self.peers if self.detector.suspected(peer))
+        leading = self._leader_state
+        known = {} if leading is None else leading.known_decided
+        behind = {peer: max(0, self.decided - upto) for peer, upto in known.items()}
+        return Standing(True, self.leader, len(self.members) - len(suspected) >= self.majority, suspected, behind)
+
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def propose(self, now: int, k: int, value: bytes) -> bool:
@@ -235,7 +244,9 @@ class Consensus:
         if k > self.decided and k not in self._proposals:
             self._proposals[k] = value
             if self._leader_state is not None:
-                self._leader_state.pending_values.setdefault(k, value)
+                # The leader's own value replaces a forwarded one, which may be a late value of a previous leader. Its
+                # caller takes a value that was proposed for a free instance as ordered and does not propose it again.
+                self._leader_state.pending_values[k] = value
                 self._flush_unless_batched(now)
             else:
                 self._forward_proposals(now, (k,))

@@ -30,6 +30,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
@@ -48,6 +49,7 @@ from unisono.model.events import (
     ViolationKind,
 )
 from unisono.model.policy import Policy
+from unisono.model.status import Standing
 from unisono.model.units import NS_PER_MS, NS_PER_S, BandwidthReservation, Rate, Reserver
 from unisono.net.layer import NO_ROOM
 from unisono.orders.consensus.bounds import consensus_latency_bound_ns
@@ -280,6 +282,13 @@ class ConsensusOrderBase(ABC):
             self.events.append(Violation(ViolationKind.MEMORY_LOST, text, me))
 
     # -- questions of the stack ------------------------------------------------------------------------------
+
+    def standing(self, now: int) -> Standing:
+        """The leader, and whether a majority is reachable and follows one."""
+        if not self.running():
+            return Standing(led=True)
+        found = self.consensus.standing()
+        return replace(found, majority=False) if self._blocked_reported else found
 
     def bound_ns(self) -> int:
         """The latency bound while no member fails and no frame is lost."""

@@ -30,6 +30,7 @@ from unisono.model.effects import StoredRecords, Write
 from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
 from unisono.model.message_set import MessageRange, SenderSlot
 from unisono.model.policy import Policy
+from unisono.model.status import Standing
 from unisono.model.timing import earliest
 from unisono.model.units import EVERYONE, NS_PER_MS, Rate, duration_text
 from unisono.net.layer import NO_ROOM
@@ -527,6 +528,13 @@ class FinalOrder:
         )
 
     # -- questions -------------------------------------------------------------------------------------------
+
+    def standing(self, now: int) -> Standing:
+        """The leader of the agreement on final deliveries, and whether it has a majority. Early ones need none."""
+        if not self.running():
+            return Standing(led=True)
+        found = self.consensus.standing()
+        return replace(found, majority=False) if self._blocked_reported else found
 
     def latest_slot(self, now: int) -> int:
         """The latest slot that the inner order accepts."""

@@ -17,6 +17,7 @@ from unisono.errors import ReservationRefused
 from unisono.model.events import Batch, PackedMessages, View, ViewChange, Violation, ViolationKind
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
+from unisono.model.status import Standing
 from unisono.model.timing import earliest
 from unisono.model.units import BandwidthReservation, Rate, Reserver, duration_text
 from unisono.net.layer import NO_ROOM
@@ -348,6 +349,10 @@ class LeaderOrderBase(VariableRateBase):
             self.events.append(Violation(ViolationKind.LATE, text, leader, oldest))
 
     # -- questions -------------------------------------------------------------------------------------------
+
+    def standing(self, now: int) -> Standing:
+        """The leader, and whether it has a majority."""
+        return self.election.standing(now)
 
     def latest_slot(self, now: int) -> int:
         """The last slot that a frame may name: any that a clock can show, since the order compares no clocks."""

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from unisono.errors import InvariantViolated
 from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.policy import Policy
+from unisono.model.status import Standing
 from unisono.model.timing import Timing
 from unisono.model.units import EVERYONE
 from unisono.orders.leader.messages import (
@@ -315,6 +316,22 @@ class LeaderElection:
         if not self.leading or not self.started or self.stream.window_is_full():
             return False
         return self._supporters(now) >= self.membership.majority()
+
+    def standing(self, now: int) -> Standing:
+        """The leader, whether it has a majority, and the members that do not respond, as far as this member knows.
+
+        Only the leader hears all members. A follower has a majority while it has a leader, or an election may succeed.
+        """
+        if not self.started:
+            return Standing(led=True)
+        if not self.leading:
+            suspected = tuple(sorted(self._election_state.suspected))
+            return Standing(True, self.leader, self.leader is not None or not self._no_majority_reported, suspected)
+        heartbeats, members = self._follower_heartbeats, self.membership.current_members
+        behind = {m: max(0, self.stream.position - heartbeats.acked[m]) for m in members if m != self.member}
+        settled = now > heartbeats.trusted_from + heartbeat_timeout_ns(self.timing)
+        majority = not settled or self._supporters(now) >= self.membership.majority()
+        return Standing(True, self.member, majority, tuple(heartbeats.unresponsive(members, now)), behind)
 
     def _supporters(self, now: int) -> int:
         """How many members certainly follow this leader: current members, and removed ones that may be readmitted.

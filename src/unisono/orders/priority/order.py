@@ -48,6 +48,7 @@ from unisono.model.events import (
 )
 from unisono.model.message_set import MessageSet
 from unisono.model.policy import Policy, StateHolder
+from unisono.model.status import Standing
 from unisono.model.units import NS_PER_MS, Rate, Reserver
 from unisono.net.layer import NO_ROOM
 from unisono.orders.packing import Pacer, reservation
@@ -415,6 +416,16 @@ class PriorityOrder:
         if not heard:
             return ""
         return f"this member hears member {', '.join(map(str, heard))}, but no view that includes it is agreed"
+
+    def standing(self, now: int) -> Standing:
+        """Whether a majority of the view is reachable. This order has no leader: each message may have a coordinator.
+
+        Views exclude failed members, so that a later majority may be smaller than half of the first members.
+        """
+        if not self.running():
+            return Standing()
+        suspected = tuple(member for member in self._members if member not in self._views.reachable())
+        return Standing(majority=2 * len(suspected) < len(self._members), suspected=suspected)
 
     def peer_rate(self, peer: int) -> Rate | None:
         """Always None: members of this order do not declare their rates to one another."""
