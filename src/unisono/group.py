@@ -39,7 +39,6 @@ from unisono.runtime.member_status import status_of
 from unisono.runtime.reading import EventStreams, Iteration, wants_every_event, wants_messages
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
-from unisono.runtime.status_socket import StatusServer
 from unisono.runtime.waiting import time_limit
 from unisono.stack import Stack, build
 
@@ -205,7 +204,6 @@ class Group:
         self._driver = driver
         self.announce_verdicts = driver.announce_verdicts
         self._setup, self._responder = setup, responder
-        self._status_server: StatusServer | None = None
         self._stack = stack
         self._link_share = link_share
         self._streams = EventStreams(driver, pulls=stack.application_pulls)
@@ -439,11 +437,18 @@ class Group:
     async def _serve_status(self, environment: Environment) -> None:
         """Serve this member's status to `unisono status`. A group works without that, so a failure is only logged."""
         try:
-            self._status_server = await environment.serve_status(self._setup.place.group, self.member, self.status)
+            server = await environment.serve_status(self._setup.place.group, self.member, self.status)
         except OSError as error:
             level = logging.INFO if isinstance(error, FileExistsError) else logging.WARNING
             text = f"`unisono status` cannot show this member: {error}; status_socket=False switches that off"
             self._driver.watch.log.write(self._driver.clock.now(), level, text)
+            return
+        if server is None:
+            return
+        if self._driver.closed:
+            server.close()
+        else:
+            self._driver.close_with.append(server.close)
 
     async def _form(self, timeout_s: float) -> None:
         driver, stack = self._driver, self._stack
@@ -510,8 +515,6 @@ class Group:
         self._driver.close()
         if self._responder is not None:
             self._responder.close()
-        if self._status_server is not None:
-            self._status_server.close()
         self._link_share.release()
 
     async def __aenter__(self) -> Self:

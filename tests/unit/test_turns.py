@@ -326,4 +326,4 @@ def test_each_turn_has_its_whole_share() -> None:
             assert not group._driver.credit.take(b"x")
             await asyncio.sleep(0)
 
-    play(part, rate=Rate(avg=1_000_000, burst=8 * TURN_MESSAGES), slot="10ms", link=unisono.Link("400Gbit/s"))
+    play(part, rate=Rate(avg=400_000, burst=8 * TURN_MESSAGES), slot="10ms", link=unisono.Link("400Gbit/s"))

@@ -135,6 +135,8 @@ class Driver:
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
+        self.close_with: list[Callable[[], None]] = []
+        """Functions that close what belongs to this member, to call when the driver stops."""
         self.turn = Turn(self._loop, self._on_turn_end)
         """The time that the calls of the application may use before the event loop has its next turn."""
         self.credit = Credit(self._loop, stack.policy.max_message)
@@ -633,12 +635,15 @@ class Driver:
         if self._closed:
             return
         self._closed = True
-        self.credit.settle()
+        taken = len(self.credit.settle())
         self.alarm.close()
         self.transport.close()
+        for close in self.close_with:
+            close()
         if self._storage is not None:
             self._storage.close()
-        self.watch.on_closed(self.sent_by_this_incarnation, self._submissions.waiting_messages(), self._failure)
+        accepted = self.sent_by_this_incarnation + taken
+        self.watch.on_closed(accepted, self._submissions.waiting_messages(), self._failure)
         for waiting in self._submissions.pop_all():
             if not waiting.done.done():
                 waiting.done.set_exception(
