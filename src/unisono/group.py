@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self, cast
 
 from unisono.config import Config, Network, Observe, Peers, read_config
-from unisono.errors import FormationTimeout, GroupClosed, InvalidOption, Timeout
+from unisono.errors import FormationTimeout, GroupClosed, InvalidOption, NoMajority, Timeout
 from unisono.model.events import (
     Delivery,
     Event,
@@ -258,6 +258,29 @@ class Group:
             async with time_limit(timeout, self._driver, "the group had no room for the message"):
                 await self._driver.submit(messages, priority, groups, sending)
         return len(messages)
+
+    async def flush(self, *, timeout: str | None = None) -> None:
+        """Wait until all messages that this member has accepted so far are delivered here, in the final grade.
+
+        In the order consensus a majority has them then, on storage if the members have some. Raises NoMajority as soon
+        as this member has detected that it has none. With a `timeout`, such as "5s", the call waits that long instead,
+        and then raises NoMajority or Timeout. The messages may still be delivered later.
+        """
+        driver = self._driver
+        driver.check_event_loop()
+        if self._stack.application_pulls:
+            raise InvalidOption("order", "in the priority orders the application decides when it delivers messages")
+        accepted = driver.accepted_by_this_incarnation
+        async with time_limit(timeout, driver, "not all accepted messages became final"):
+            while driver.watch.undelivered(accepted):
+                driver.raise_if_closed()
+                if timeout is None and self.has_majority is False:
+                    missing = driver.watch.undelivered(accepted)
+                    text = (
+                        f"{missing} accepted messages are not final, because this member has no majority of the group"
+                    )
+                    raise NoMajority(f"{text}; they may still be delivered later")
+                await driver.wait_for_change()
 
     def submit_threadsafe(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> Future[None]:
         """Multicast one message from any thread. The future is done, or has the error, when `send` ends.

@@ -508,6 +508,11 @@ class Driver:
         """How many messages the stack has accepted in the present incarnation of this member."""
         return self.sent - self._sent_in_past_incarnations
 
+    @property
+    def accepted_by_this_incarnation(self) -> int:
+        """How many messages this incarnation has accepted for sending, those of the present turn included."""
+        return self.sent_by_this_incarnation + len(self.credit.taken)
+
     def queue_lengths(self) -> tuple[int, int]:
         """How many messages wait to be sent, and how many deliveries and other events wait for the application."""
         return self._submissions.waiting_messages(), self._queued_messages + self.stack.queued()
