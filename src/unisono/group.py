@@ -277,7 +277,7 @@ class Group:
                 if timeout is None and self.has_majority is False:
                     missing = driver.watch.undelivered(accepted)
                     text = (
-                        f"{missing} accepted messages are not final, because this member has no majority of the group"
+                        f"{missing} accepted messages are not final, because this member has no majority"
                     )
                     raise NoMajority(f"{text}; they may still be delivered later")
                 await driver.wait_for_change()
