@@ -221,6 +221,35 @@ def test_a_leader_without_a_majority_steps_down() -> None:
     assert not leader.decisions
 
 
+def test_the_leaders_own_value_replaces_a_forwarded_one_that_is_not_proposed_yet() -> None:
+    """The order takes its value for a free instance as proposed. A late value of a previous leader must not win."""
+    leader = elected(batch_replies=True)
+    leader.from_below(MS, frame_of(2, Proposal(1, b"late")))
+    assert leader.propose(MS, 1, b"own")
+    leader.flush(MS)
+    leader.from_below(2 * MS, frame_of(2, Accepted(ballot_after(0, 1), 1, 0)))
+    leader.flush(2 * MS)
+    assert leader.decisions == [Decision(1, b"own")]
+
+
+def test_the_standing_names_the_leader_the_majority_and_the_suspected_members() -> None:
+    leader = elected()
+    found = leader.standing()
+    assert (found.led, found.leader, found.majority, found.suspected) == (True, 1, True, ())
+    assert found.role_of(1) == "leader"
+    assert found.role_of(2) == "follower"
+    leader.propose(MS, 1, b"v1")
+    leader.from_below(2 * MS, frame_of(2, Accepted(ballot_after(0, 1), 1, 0)))
+    assert leader.standing().behind == {2: 1, 3: 1}, "neither has acknowledged the decision"
+    leader.from_below(3 * MS, frame_of(2, Accepted(ballot_after(0, 1), 1, 1)))
+    assert leader.standing().behind == {2: 0, 3: 1}
+    for at in range(4 * MS, 20_000 * MS, HEARTBEAT_NS):
+        leader.wake(at)
+    found = leader.standing()
+    assert (found.leader, found.majority, found.suspected) == (None, False, (2, 3))
+    assert found.role_of(1) == "blocked"
+
+
 def test_forwarded_values_reach_the_owner_of_the_leader() -> None:
     leader = elected()
     leader.from_below(MS, frame_of(2, Proposal(0, b"please"), incarnation=9))

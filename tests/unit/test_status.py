@@ -101,13 +101,24 @@ def test_a_member_that_left_has_the_state_left() -> None:
     play(part, order="vbr", failures=True)
 
 
-def test_a_silent_peer_of_an_order_without_failure_detection_is_suspected() -> None:
+@pytest.mark.parametrize("order", ["vbr", "cbr", "reliable"])
+def test_a_silent_peer_of_an_order_without_failure_detection_is_suspected(order: str) -> None:
     async def part(net: MemoryNetwork) -> None:
         net.crash(3)
         await until(lambda: net[1].status().peers[1].state == "suspected")
         assert net[1].status().peers[0].state == "up"
 
-    play(part, order="vbr")
+    play(part, order=order)
+
+
+def test_a_follower_that_is_cut_off_suspects_all_peers() -> None:
+    """It has a time-out for the leader only, and hears the other followers by their probes."""
+
+    async def part(net: MemoryNetwork) -> None:
+        net.cut(3, (1, 2))
+        await until(lambda: {peer.state for peer in net[3].status().peers} == {"suspected"})
+
+    play(part, order="leader")
 
 
 def test_messages_to_other_groups_do_not_count_as_undelivered() -> None:

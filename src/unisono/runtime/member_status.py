@@ -9,7 +9,9 @@ from unisono.model.units import NS_PER_S
 from unisono.runtime.driver import Driver
 
 SILENCE_NS = NS_PER_S
-"""Members of a slot order send in every slot. A peer that was silent for this long beyond a slot is suspected."""
+"""A peer of a slot order, which sends in every slot, is suspected if it was silent for this long beyond a slot."""
+SILENT_PROBES = 3
+"""A peer of another order is suspected if it was silent for the time of this many probes."""
 
 
 def status_of(driver: Driver, group: str, plan: str) -> Status:
@@ -68,10 +70,12 @@ def _peer_status(driver: Driver, now: int, peer: int, standing: Standing) -> Pee
 
 
 def _is_silent(driver: Driver, silence_ns: int) -> bool:
-    """Whether a peer has been silent for too long, in orders without a failure detector in which all members send."""
-    policy, grid = driver.stack.policy, driver.stack.grid
-    longest_ns = SILENCE_NS + grid.last_segment.theta_ns + policy.timing.delta_ns + policy.timing.gamma_ns
-    return capabilities_of(policy.order).slotted and silence_ns > longest_ns
+    """Whether a peer has been silent for too long. This also holds for peers that no failure detector watches."""
+    policy, timing = driver.stack.policy, driver.stack.policy.timing
+    longest_ns = SILENT_PROBES * policy.probe_every_ns
+    if capabilities_of(policy.order).slotted:
+        longest_ns = SILENCE_NS + driver.stack.grid.last_segment.theta_ns
+    return silence_ns > longest_ns + timing.delta_ns + timing.gamma_ns
 
 
 def _loss(driver: Driver, peer: int) -> float | None:

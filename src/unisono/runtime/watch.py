@@ -64,6 +64,7 @@ class Watch:
         self._late_after_ns = self._late_limit_ns()
         self._late_logged = self._latest_ns = 0
         self._formed = False
+        self._view_members = stack.policy.view.members
         self._blocked_since_ns: int | None = None
         self._refused_logged: dict[Refusal, tuple[int, int]] = {}
         """By reason, how many refused datagrams the last line counted, and when it was written."""
@@ -94,11 +95,15 @@ class Watch:
         if line is None:
             return
         level, text = line
-        if isinstance(event, ViewChange) and not self._formed:
+        if isinstance(event, ViewChange):
+            self._view_members = event.view.members
+            text = text if self._formed else self._formed_text(text)
             self._formed = True
-            leader = self._stack.standing(self._clock.now()).leader
-            text = f"the group has formed: {text}" + ("" if leader is None else f"; member {leader} leads")
         self.log.write(self._clock.now(), level, text, ("gap", event.sender) if isinstance(event, Gap) else None)
+
+    def _formed_text(self, view_text: str) -> str:
+        leader = self._stack.standing(self._clock.now()).leader
+        return f"the group has formed: {view_text}" + ("" if leader is None else f"; member {leader} leads")
 
     def on_violation(self, violation: Violation) -> None:
         """Count a violation of the stack or of the driver, and write its line."""
@@ -152,9 +157,9 @@ class Watch:
     def _check_majority(self, now: int) -> None:
         standing, members = self._stack.standing(now), self._stack.policy.view.members
         if standing.majority is False:
-            up = members_text(member for member in members if member not in standing.suspected)
+            up = members_text(member for member in self._view_members if member not in standing.suspected)
             text = f"this member has no majority: of the members {members_text(members)} it reaches {up}"
-            self._begin_block(now, f"{text}; it waits for more members")
+            self._begin_block(now, f"{text}; nothing can be agreed on until it reaches more members")
         elif standing.majority and self._blocked_since_ns is not None:
             lasted = duration_text(now - self._blocked_since_ns)
             self._blocked_since_ns = None
