@@ -515,7 +515,8 @@ class Driver:
 
     def queue_lengths(self) -> tuple[int, int]:
         """How many messages wait to be sent, and how many deliveries and other events wait for the application."""
-        return self._submissions.waiting_messages(), self._queued_messages + self.stack.queued()
+        waiting = self._submissions.waiting_messages() + len(self.credit.taken)
+        return waiting, self._queued_messages + self.stack.queued()
 
     def counters(self) -> dict[str, int]:
         """All counters of the stack, the storage and the transport, by names such as "storage.syncs"."""
