@@ -276,9 +276,7 @@ class Group:
                 driver.raise_if_closed()
                 if timeout is None and self.has_majority is False:
                     missing = driver.watch.undelivered(accepted)
-                    text = (
-                        f"{missing} accepted messages are not final, because this member has no majority"
-                    )
+                    text = f"{missing} accepted messages are not final, because this member has no majority"
                     raise NoMajority(f"{text}; they may still be delivered later")
                 await driver.wait_for_change()
 

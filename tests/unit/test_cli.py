@@ -52,7 +52,7 @@ def test_help_of_master_lists_none_only_where_a_command_works_without_spark(caps
 
 def test_demo_accepts_the_order_auto_as_join_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("demo", "--help") == 0
-    assert "auto (the same as vbr), vbr, cbr" in " ".join(capsys.readouterr().out.split())
+    assert "auto (by --gaps, as `join` chooses), vbr, cbr" in " ".join(capsys.readouterr().out.split())
     assert status("demo", "--order", "auto", "--burst", "4000") == ExitStatus.VIOLATED
     assert "B/s free" in capsys.readouterr().err
 

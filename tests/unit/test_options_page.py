@@ -128,7 +128,7 @@ def test_the_example_file_is_the_configuration_that_it_describes() -> None:
 
 def test_join_accepts_the_example_file() -> None:
     plan = unisono.join(config=EXAMPLE, member=1).plan
-    assert plan.order == unisono.Vbr(failures=True, grades="both")
+    assert plan.order == unisono.Vbr(failures=True, grades="both", loss_burst=2)
     assert plan.bound_ns == 80_000_000
 
 

@@ -38,8 +38,8 @@ def default_options(name: str) -> OrderOptions:
     [
         (None, unisono.Consensus()),
         ("never", unisono.Consensus()),
-        ("repaired", unisono.Vbr(failures=True, grades="both")),
-        ("allowed", unisono.Vbr(failures=True)),
+        ("repaired", unisono.Vbr(failures=True, grades="both", loss_burst=2)),
+        ("allowed", unisono.Vbr(failures=True, loss_burst=2)),
     ],
 )
 def test_auto_follows_the_need_for_gaps(gaps: Gaps | None, order: OrderOptions) -> None:

@@ -22,20 +22,32 @@ from unisono.cli.demo_negotiation import (
     negotiate_demo,
     reliable_toml,
 )
-from unisono.cli.options import add_command, add_json, add_rate, add_timing, add_tolerance, parse_fec, read_text
+from unisono.cli.options import (
+    add_command,
+    add_json,
+    add_option,
+    add_rate,
+    add_timing,
+    add_tolerance,
+    parse_fec,
+    read_text,
+)
 from unisono.cli.output import print_json
 from unisono.cli.spark_verdict import verify_on_spark
 from unisono.cluster.member_process import join_as_member
 from unisono.cluster.report import ClusterReport, check_cluster_run, record_crashes
 from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported
 from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
+from unisono.config import GAPS
 from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of, recorded_capabilities
 from unisono.model.events import GRADES
+from unisono.model.options import Vbr
 from unisono.model.scenario import Scenario, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.units import NS_PER_S, Rate, duration_ns, duration_text, ns_to_ms
+from unisono.qos.plan.choice import AUTO, Gaps
 from unisono.trace.schema import group_folder
 
 if TYPE_CHECKING:
@@ -76,9 +88,10 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--order",
         default="vbr",
-        help="auto (the same as vbr), vbr, cbr, leader, timestamp, consensus, priority, or a service without total "
-        "order: reliable, fifo, causal, uniform (default vbr)",
+        help="auto (by --gaps, as `join` chooses), vbr, cbr, leader, timestamp, consensus, priority, or a service "
+        "without total order: reliable, fifo, causal, uniform (default vbr)",
     )
+    add_option(verb, GAPS)
     verb.add_argument(
         "--grades",
         choices=GRADES,
@@ -135,8 +148,7 @@ def _add_faults(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `unisono demo`: run the member processes, show them, check the trace; return the exit status."""
     _fill_in_defaults(options)
-    if options.order == "auto":
-        options.order = "vbr"
+    _choose_order(options)
     negotiation = negotiate_demo(options) if options.reliable == NEGOTIATED_OPTION else None
     text, source = _scenario_text(options)
     scenario = parse_scenario(text, source)
@@ -185,6 +197,18 @@ def run(options: argparse.Namespace) -> int:
     return 0 if verdicts == {Status.VALID} else 1
 
 
+def _choose_order(options: argparse.Namespace) -> None:
+    """With `--gaps`, or `--order auto`, set the order and its options as `join` would choose them."""
+    gaps: Gaps | None = options.gaps or ("never" if options.order == "auto" else None)
+    if gaps is None:
+        return
+    chosen = AUTO[gaps]
+    options.order = chosen.name
+    if isinstance(chosen, Vbr):
+        options.failures, options.grades = chosen.failures, chosen.grades
+        options.loss_burst = options.loss_burst or chosen.loss_burst
+
+
 def _fill_in_defaults(options: argparse.Namespace) -> None:
     """Fill in the defaults of missing options. With a scenario file, refuse options that the file sets."""
     given = [name for name in options.defaults if getattr(options, name) is not None]
@@ -199,6 +223,8 @@ def _fill_in_defaults(options: argparse.Namespace) -> None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise InvalidOption(names, f"{options.scenario} sets this option; change it there, or leave the file out")
         return
+    if {"gaps", "order"} <= {*given} and options.order != "auto":
+        raise InvalidOption("--gaps", f"chooses the order, but --order {options.order} names one; leave out one")
     for name, value in options.defaults.items():
         if name not in given:
             setattr(options, name, value)

@@ -24,10 +24,13 @@ MIN_SLOT_NS: Final = 500_000
 
 AUTO: Final[dict[Gaps, OrderOptions]] = {
     "never": Consensus(),
-    "repaired": Vbr(failures=True, grades="both"),
-    "allowed": Vbr(failures=True),
+    "repaired": Vbr(failures=True, grades="both", loss_burst=2),
+    "allowed": Vbr(failures=True, loss_burst=2),
 }
-"""The order that `order="auto"` takes, by the need for gaps."""
+"""The order that `order="auto"` takes, by the need for gaps.
+
+Two consecutive losses of a sender are gaps and no more. Without `loss_burst`, one lost datagram would exclude a member.
+"""
 _AUTO_REASONS: Final[dict[Gaps, str]] = {
     "never": "no member may miss a message, and a majority agrees on every one",
     "repaired": "early deliveries are on time, and final ones have no gaps",
