@@ -12,9 +12,8 @@ from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
 from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import BandwidthReservation, Rate
+from unisono.model.units import BandwidthReservation, Rate, members_key
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.formation import members_key
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import HORIZON_NS, VbrOrder
 from unisono.wire.codec import control_frame
