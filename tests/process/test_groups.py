@@ -509,6 +509,8 @@ def test_a_missing_member_is_named() -> None:
         ("slot", {"slot": "10ms"}, {"slot": "5ms"}),
         ("delta", {"delta": "20ms"}, {"delta": "30ms"}),
         ("gamma", {"gamma": "2ms"}, {"gamma": "3ms"}),
+        ("gaps", {"order": "auto", "gaps": "never"}, {"order": "auto", "gaps": "repaired"}),
+        ("gaps", {"order": "auto", "gaps": "allowed"}, {"order": "auto", "gaps": "repaired"}),
     ],
 )
 def test_a_different_policy_is_named_on_both_sides(option: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
