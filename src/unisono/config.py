@@ -27,13 +27,13 @@ from unisono.model.options import (
     order_options,
     text_options,
 )
+from unisono.model.policy import Gaps
 from unisono.model.sla import MetricRow, SlaSet
 from unisono.model.text.toml import TomlTable, line_of, syntax_line
 from unisono.model.text.topology import parse_topology
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.units import Rate, duration_ns
 from unisono.qos.plan.admission import Link, capacity_bytes_per_s
-from unisono.qos.plan.choice import Gaps
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder

@@ -82,6 +82,17 @@ class FormationTimeout(UnisonoError, TimeoutError):
         self.missing = missing
 
 
+class PlanMismatch(UnisonoError):
+    """The group cannot form: `peer` has joined with another value of `option`. `ours` and `theirs` are the values."""
+
+    def __init__(self, peer: int, option: str, ours: object, theirs: object, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
+        self.option = option
+        self.ours = ours
+        self.theirs = theirs
+
+
 class GroupClosed(UnisonoError):
     """The group cannot be used any more: this member has left it or has stopped."""
 

@@ -22,13 +22,13 @@ from unisono.model.events import (
     ViolationKind,
 )
 from unisono.model.options import OrderName, OrderOptions
-from unisono.model.policy import PRIORITY_MAX
+from unisono.model.policy import PRIORITY_MAX, Gaps
 from unisono.model.sla import MetricRow
 from unisono.model.status import Status
 from unisono.model.topology import group_names
 from unisono.model.units import NS_PER_S, Rate, duration_ns
 from unisono.qos.plan.admission import LinkShare
-from unisono.qos.plan.choice import Gaps, GroupPlan
+from unisono.qos.plan.choice import GroupPlan
 from unisono.qos.watch.observer import Listener
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
@@ -77,7 +77,8 @@ def join(
     - `config`: all of this, and more, as one value or the path of a TOML file. Other arguments override its fields.
 
     Durations are text with a unit, such as "5ms". A bare number raises TypeError.
-    Members must agree on `deadline`, `gaps`, `order` and the delays in `network`.
+    Members must agree on `deadline`, `gaps`, `order`, `peers` and the delays in `network`. Awaiting raises PlanMismatch
+    if a peer's options do not let the group form. A member that already runs gets a Violation event instead.
     Raises ConfigError, SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError; awaiting also
     FormationTimeout.
     """
@@ -477,6 +478,7 @@ class Group:
             driver.start()
             async with asyncio.timeout(timeout_s):
                 while not stack.running() and driver.left is None:
+                    stack.raise_if_plans_differ()
                     await driver.wait_for_change()
             driver.raise_if_failed()
             if not stack.running():

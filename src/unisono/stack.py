@@ -32,6 +32,7 @@ from unisono.net.clock_check import ClockCheck
 from unisono.net.fec import layer as fec
 from unisono.net.fec.layer import Fec
 from unisono.net.layer import Layer, LostMessages, Observer, Order, Service
+from unisono.net.plan_exchange import PlanExchange
 from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.layer import Rmcast
 from unisono.net.services.causal import Causal
@@ -132,6 +133,10 @@ class Stack:
         """By sender, when its last valid datagram arrived."""
         self._layer_events: list[StackEvent] = []
         """Events of the layers, for the application."""
+        self._plan_exchange = next((layer for layer in self._layers if isinstance(layer, PlanExchange)), None)
+        if self._plan_exchange is not None:
+            self._plan_exchange.report = self._layer_events.append
+            self._plan_exchange.slots_have_changed = lambda: self.grid.changes > 0
         capabilities = capabilities_of(policy.order)
         has_final_grade = policy.grades != "early"
         early_order = cast("FinalOrder", order).inner if has_final_grade else order
@@ -383,6 +388,8 @@ class Stack:
         if self._priority_order is not None and self._priority_order.incarnation != self.policy.incarnation:
             self.policy = replace(self.policy, incarnation=self._priority_order.incarnation)
             self.clock_check.change_incarnation(self.policy)
+            if self._plan_exchange is not None:
+                self._plan_exchange.change_incarnation(self.policy)
         if (
             self._rmcast is not None
             and events
@@ -496,6 +503,11 @@ class Stack:
     def last_heard_ns(self, peer: int) -> int | None:
         """When the last valid datagram of a peer arrived; None if none has arrived."""
         return self._last_heard_ns.get(peer)
+
+    def raise_if_plans_differ(self) -> None:
+        """Raise PlanMismatch if a peer has joined with options with which the group cannot form."""
+        if self._plan_exchange is not None and self._plan_exchange.mismatches:
+            raise next(iter(self._plan_exchange.mismatches.values()))
 
     def bound_ns(self) -> int:
         """The latency that no delivery exceeds while Δ, Γ and the other assumptions of the order hold."""
@@ -658,10 +670,10 @@ def build(policy: Policy, reserver: Reserver | None = None, stored_records: Stor
         return _build_over_rmcast(policy, make, reserver, clock_check)
     if capabilities.durable:
         durable_order = _DURABLE_ORDERS[policy.order](policy, reserver, stored_records)
-        return Stack(policy, durable_order, [clock_check], clock_check)
+        return Stack(policy, durable_order, _lowest_layers(policy, clock_check), clock_check)
     if policy.grades != "early":
         reserver = BackgroundReserver(policy, reserver)
-    layers: list[Layer] = [clock_check]
+    layers = _lowest_layers(policy, clock_check)
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
         vbr = cast("VbrOrder", order)  # no other order honours the option
@@ -669,6 +681,11 @@ def build(policy: Policy, reserver: Reserver | None = None, stored_records: Stor
     if policy.grades != "early":
         order = FinalOrder(cast("CbrOrder | VbrOrder", order), policy, stored_records)
     return Stack(policy, order, layers, clock_check)
+
+
+def _lowest_layers(policy: Policy, clock_check: ClockCheck) -> list[Layer]:
+    """The layers at the network, which exchange messages of their own and wrap no frames."""
+    return [clock_check] if policy.plan_inputs is None else [PlanExchange(policy, policy.plan_inputs), clock_check]
 
 
 def _build_over_rmcast(
@@ -682,7 +699,7 @@ def _build_over_rmcast(
     services = CAPABILITIES[policy.order].services
     if policy.reliable.last_copy is None:
         policy = replace(policy, reliable=replace(policy.reliable, last_copy="uniform" in services))
-    layers: list[Layer] = [Rmcast(policy), clock_check]
+    layers = [Rmcast(policy), *_lowest_layers(policy, clock_check)]
     above = rmcast.order_policy(policy)
     for service in reversed(services):
         layers.insert(0, _SERVICES[service](above))

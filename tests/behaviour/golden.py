@@ -67,7 +67,7 @@ def _header(kind: Kind, *, flags: int = 0, number: int = 3, place: int = 77, bod
 
 def admitted(data: bytes) -> Frame:
     """The frame of a datagram, as member 1 accepts it."""
-    layers = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+    layers = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM, Kind.PLAN})
     entrance = door.Door(GROUP, 1, MEMBERS, layers)
     frame = entrance.admit(data, 0, len(data), SLOT)
     if frame is None:
@@ -173,11 +173,16 @@ def _control_frames() -> dict[str, Example]:
     join = control.Join(
         5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, SETTING_REQUESTS
     )  # fmt: skip
+    plan = control.Plan(
+        4, 17, True, "repaired", 80_000_000, 5_000_000, False, True, 10_000_000, 2_000_000,
+        "both", True, 2, 1, 4, 3, 6_000_000, 1_000_000, 4096, 99,
+    )  # fmt: skip
     messages: dict[str, object] = {
         "2 HELLO": hello,
         "3 PROBE": control.Probe(123),
         "4 ECHO": control.Echo(1, 2, 3),
         "6 JOIN": join,
+        "11 PLAN": plan,
         "16 NEW_RATE": control.NewRate(4, 10),
         "17 RESERVED": control.Reserved(4, True),
         "40 HEARTBEAT": control.Heartbeat(9, 20_000_000),

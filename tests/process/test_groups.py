@@ -509,19 +509,22 @@ def test_a_missing_member_is_named() -> None:
         ("slot", {"slot": "10ms"}, {"slot": "5ms"}),
         ("delta", {"delta": "20ms"}, {"delta": "30ms"}),
         ("gamma", {"gamma": "2ms"}, {"gamma": "3ms"}),
+        ("gaps", {"order": "auto", "gaps": "never"}, {"order": "auto", "gaps": "repaired"}),
+        ("gaps", {"order": "auto", "gaps": "allowed"}, {"order": "auto", "gaps": "repaired"}),
     ],
 )
 def test_a_different_policy_is_named_on_both_sides(option: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     async def part() -> None:
         peers = free_addresses((1, 2))
         results = await asyncio.gather(
-            join_group("table", member=1, peers=peers, timeout="500ms", **ours),
-            join_group("table", member=2, peers=peers, timeout="500ms", **theirs),
+            join_group("table", member=1, peers=peers, timeout="20s", **ours),
+            join_group("table", member=2, peers=peers, timeout="20s", **theirs),
             return_exceptions=True,
         )
         for other, result in zip((2, 1), results, strict=True):
-            assert isinstance(result, unisono.FormationTimeout)
-            assert f"member {other} has {option}" in str(result)
+            assert isinstance(result, unisono.PlanMismatch)
+            assert (result.peer, result.option) == (other, option)
+            assert {result.ours, result.theirs} == {ours[option], theirs[option]}
 
     run_test(part)
 

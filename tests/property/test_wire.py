@@ -11,9 +11,8 @@ from tests.stepping import events, outgoing, wake_at
 from unisono.model.events import Batch, View
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import Rate, group_key
+from unisono.model.units import Rate, group_key, members_key
 from unisono.orders.contract import Mode
-from unisono.orders.formation import members_key
 from unisono.orders.vbr.order import VbrOrder
 from unisono.stack import Stack, build
 from unisono.wire.codec import Unreadable, control_frame, decode_message, encode_message
@@ -39,7 +38,7 @@ GROUP = group_key("g")
 MEMBERS = (1, 2, 3)
 ME = 1
 
-CONTROL_KINDS = (Kind.HEARTBEAT, Kind.HELLO, Kind.JOIN, Kind.PROBE, Kind.ECHO, Kind.NEW_RATE, Kind.RESERVED)
+CONTROL_KINDS = (Kind.HEARTBEAT, Kind.HELLO, Kind.JOIN, Kind.PROBE, Kind.ECHO, Kind.NEW_RATE, Kind.RESERVED, Kind.PLAN)
 
 messages = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
 uniform_messages = st.integers(0, 40).flatmap(

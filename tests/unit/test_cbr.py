@@ -12,7 +12,7 @@ from unisono.model.events import Batch, LeaveComplete, StackEvent, View, ViewCha
 from unisono.model.offers import Ask
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
-from unisono.model.units import BandwidthReservation, Rate
+from unisono.model.units import BandwidthReservation, Rate, members_key
 from unisono.orders.cbr.bounds import offer
 from unisono.orders.cbr.order import (
     CBR_ACCEPTED_INPUTS,
@@ -33,7 +33,6 @@ from unisono.orders.cbr.turns import (
     porder_by_sorting,
     turn_number,
 )
-from unisono.orders.formation import members_key
 from unisono.stack import build
 from unisono.wire.codec import control_frame, encode_message
 from unisono.wire.control import Hello, NewRate, Reserved
@@ -165,7 +164,7 @@ def test_each_input_has_an_effect_exactly_in_the_modes_of_the_table(mode: CbrMod
         effect = cbr.submit(now, [b"x"]) > 0
     elif given is CbrInput.HELLO:
         cbr.from_below(now, probe.hello(2, theta_ns=CYCLE_NS + 1))
-        effect = any(isinstance(event, Violation) for event in probe.events())
+        effect = 2 in cbr.exchange.problems
     elif given is CbrInput.DATA:
         cbr.exchange.incarnations[2] = 1
         cbr.from_below(now, data(2, 0))
@@ -263,13 +262,12 @@ def test_a_peer_with_an_impossible_rate_is_refused_once(avg: float) -> None:
     assert "member 2 declares" in probe.cbr.why_not_formed()
 
 
-def test_a_member_with_another_order_is_reported() -> None:
+def test_the_group_does_not_begin_with_a_member_of_another_slot_length() -> None:
     probe = Probe()
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2, theta_ns=5 * MS))
-    (violation,) = probe.events()
-    assert isinstance(violation, Violation)
-    assert violation.kind == "policy_differs"
+    assert 2 in probe.cbr.waiting_for()
+    assert probe.cbr.why_not_formed() == "member 2 joined with other options"
 
 
 def test_data_that_arrives_before_the_last_hello_is_kept() -> None:

@@ -12,9 +12,9 @@ import unisono
 from unisono.model.delays import parse_delay
 from unisono.model.offers import Ask
 from unisono.model.options import ORDER_NAMES, OrderName, OrderOptions, QuasiGenuine, order_options
+from unisono.model.policy import Gaps
 from unisono.model.timing import Timing
 from unisono.model.units import BandwidthReservation, Rate, exact_duration_text
-from unisono.qos.plan.choice import Gaps
 from unisono.qos.plan.planner import plan, planned_policy
 
 MS = 1_000_000

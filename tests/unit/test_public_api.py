@@ -41,6 +41,7 @@ NAMES = [
     "Observe",
     "OrderOptions",
     "PeerStatus",
+    "PlanMismatch",
     "Priority",
     "QuasiGenuine",
     "Rate",
@@ -95,7 +96,7 @@ def test_every_public_method_has_a_docstring() -> None:
 
 
 def test_errors_have_one_base_class() -> None:
-    for name in ("MissingDependency", "FormationTimeout", "GroupClosed", "Infeasible", "InvalidOption"):
+    for name in ("MissingDependency", "FormationTimeout", "GroupClosed", "Infeasible", "InvalidOption", "PlanMismatch"):
         assert issubclass(getattr(unisono, name), unisono.UnisonoError)
     assert issubclass(unisono.MessageTooLarge, ValueError)
     assert issubclass(unisono.FormationTimeout, TimeoutError)

@@ -278,6 +278,7 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("complete neither 0 nor 1", Refusal.BAD_CONTROL, with_hello(56, "!B", 2)),
     ("fewer peers than announced", Refusal.BAD_CONTROL, with_hello(57, "!H", 3)),
     ("more peers than announced", Refusal.BAD_CONTROL, with_hello(57, "!H", 1)),
+    ("a PLAN in a stack that exchanges none", Refusal.UNKNOWN_KIND, lambda: datagram_of(Kind.PLAN, b"")),
     ("a short PROBE", Refusal.BAD_CONTROL, lambda: datagram_of(Kind.PROBE, b"1234567")),
     ("a long PROBE", Refusal.BAD_CONTROL, lambda: datagram_of(Kind.PROBE, b"123456789")),
     ("a PROBE out of range", Refusal.BAD_CONTROL, lambda: datagram_of(Kind.PROBE, b"\xff" * 8)),

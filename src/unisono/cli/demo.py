@@ -43,11 +43,12 @@ from unisono.errors import InvalidOption
 from unisono.model.capabilities import capabilities_of, recorded_capabilities
 from unisono.model.events import GRADES
 from unisono.model.options import Vbr
+from unisono.model.policy import Gaps
 from unisono.model.scenario import Scenario, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.units import NS_PER_S, Rate, duration_ns, duration_text, ns_to_ms
-from unisono.qos.plan.choice import AUTO, Gaps
+from unisono.qos.plan.choice import AUTO
 from unisono.trace.schema import group_folder
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from unisono.model.units import NS_PER_S, Rate, duration_ns, duration_text, exac
 PRIORITY_MAX: Final = 0x7FFF
 
 
+Gaps: TypeAlias = Literal["never", "repaired", "allowed"]
 Adaptive: TypeAlias = Literal["none", "exact", "heuristic", "counting"]
 ADAPTIVE: tuple[str, ...] = get_args(Adaptive)
 RHO_MAX = 254
@@ -268,6 +269,18 @@ class OrderSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """The options of `join` from which a plan follows. Members name them when their plans differ."""
+
+    gaps: Gaps
+    deadline_ns: int | None
+    order_is_given: bool
+    """Whether the user named the order. Otherwise it follows from `gaps`."""
+    slot_is_given: bool
+    """Whether the user gave the slot length. Otherwise it is the default, or follows from the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy(OrderSettings):
     """The options with which one member takes part in one group.
 
@@ -275,6 +288,7 @@ class Policy(OrderSettings):
     them. `probe_every_ns` is the interval at which each peer's clock is probed (0: never). `multicast` allows IP
     multicast. The first slot begins at least `start_margin_ns` after a member chooses it, even if the paper's Smax is
     earlier. `rejoin` (over agreed views): an excluded member rejoins by itself, as a new incarnation.
+    With `plan_inputs`, this member compares its plan with the plans of its peers.
     """
 
     group: str
@@ -293,6 +307,7 @@ class Policy(OrderSettings):
     rho_most: int = 0
     fec_most: int = 0
     rejoin: bool = True
+    plan_inputs: PlanInputs | None = None
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
@@ -182,6 +183,11 @@ def group_key(name: str) -> int:
     if not name or len(name) > 200:
         raise InvalidOption("group", f"expected a name of 1 to 200 characters, got {name!r}")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
+
+
+def members_key(members: tuple[int, ...]) -> int:
+    """A 32-bit key of a member list: members compare it to find out that their lists differ."""
+    return zlib.crc32(",".join(map(str, members)).encode())
 
 
 def checked_member(member: int) -> int:

@@ -13,22 +13,13 @@ import zlib
 
 from unisono.model.events import ClockViolation, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.units import Rate, duration_text
+from unisono.model.units import Rate, members_key
 from unisono.wire.codec import control_frame, message_in
 from unisono.wire.control import Hello, SeenPeer
 from unisono.wire.frame import Frame
 
 HELLO_INTERVAL_MIN_NS = 10_000_000
 HELLO_INTERVAL_MAX_NS = 200_000_000
-
-
-def members_key(members: tuple[int, ...]) -> int:
-    """A number computed from a member list: members compare it in HELLOs to find out that their lists differ."""
-    return zlib.crc32(",".join(map(str, members)).encode())
-
-
-def _fec_text(fec: tuple[int, int] | None) -> str:
-    return "none" if fec is None else f"{fec[0]}/{fec[1]}"
 
 
 def order_key(policy: Policy) -> int:
@@ -81,9 +72,12 @@ class RateExchange:
     def from_below(self, now: int, frame: Frame) -> Violation | None:
         """Process a HELLO that has arrived; returns a violation if the HELLO shows a new problem, otherwise None."""
         hello, peer = message_in(frame, Hello), frame.sender
-        problem = self._mismatch(hello, frame.epoch)
-        if problem is not None:
+        if frame.epoch != self._policy.epoch:
+            problem = f"is in epoch {frame.epoch}, here it is {self._policy.epoch}"
             return self._report_problem(ViolationKind.POLICY_DIFFERS, peer, problem)
+        if not self._fits(hello):
+            self.problems[peer] = "joined with other options"  # `net.plan_exchange` reports which
+            return None
         if self._check_clocks and not self.has_named_first_slot:
             ahead_ns = frame.sent_ns - now
             if self._refused_incarnations.get(peer) == frame.incarnation:
@@ -137,32 +131,16 @@ class RateExchange:
         self.problems[peer] = problem
         return Violation(kind, f"member {peer} {problem}", peer)
 
-    def _mismatch(self, hello: Hello, epoch: int) -> str | None:
-        timing = self._policy.timing
-        if epoch != self._policy.epoch:
-            return f"is in epoch {epoch}, here it is {self._policy.epoch}"
-        for word, theirs, ours in (
-            # After a slot-length change, newcomers learn the present length from JOINs.
-            ("slot", hello.theta_ns, hello.theta_ns if hello.slot_changes or self.slot_changes else timing.theta_ns),
-            ("delta", hello.delta_ns, timing.delta_ns),
-            ("gamma", hello.gamma_ns, timing.gamma_ns),
-        ):
-            if theirs != ours:
-                return f"has {word} {duration_text(theirs)}, here it is {duration_text(ours)}"
-        policy = self._policy
-        for word, theirs_value, ours_value in (
-            ("failures", hello.failures, policy.failures),
-            ("fec", _fec_text(hello.fec), _fec_text(policy.fec)),
-            ("loss_burst", hello.loss_burst, policy.loss_burst),
-        ):
-            if theirs_value != ours_value:
-                return f"has {word} {theirs_value}, here it is {ours_value}"
-        if hello.order_key and hello.order_key != order_key(policy):
-            ours_text = policy.order + (" over reliable multicast" if policy.reliable is not None else "")
-            return f"uses another order, or only one of us uses reliable multicast; here it is {ours_text}"
-        if hello.members_key != members_key(self._policy.view.members):
-            return "has another list of members; give all members the same peers"
-        return None
+    def _fits(self, hello: Hello) -> bool:
+        """Whether the group can begin with the sender of this HELLO: its settings are ours."""
+        timing, policy = self._policy.timing, self._policy
+        # After a slot-length change, newcomers learn the present length from JOINs.
+        slot_fits = hello.theta_ns == timing.theta_ns or hello.slot_changes > 0 or self.slot_changes > 0
+        order_fits = hello.order_key in {0, order_key(policy)}
+        theirs = hello.delta_ns, hello.gamma_ns, hello.failures, hello.fec, hello.loss_burst, hello.members_key
+        members = members_key(policy.view.members)
+        ours = timing.delta_ns, timing.gamma_ns, policy.failures, policy.fec, policy.loss_burst, members
+        return slot_fits and order_fits and theirs == ours
 
     def _name_first_slot(self, now: int) -> None:
         timing, policy = self._policy.timing, self._policy

@@ -64,16 +64,10 @@ class Setup:
     @staticmethod
     def of(config: Config, incarnation: int, injection: FaultInjection | None = None) -> Setup:
         """Plan a group from its configuration; raises an error for options that cannot work."""
-        needs = Needs(
-            config.order,
-            config.gaps,
-            None if config.deadline is None else duration_ns(config.deadline, "deadline"),
-            duration_ns(config.network.delta, "delta"),
-            duration_ns(config.network.gamma, "gamma"),
-            config.network.loss,
-        )
         place, link = group_location(config), config.network.shared_link()
-        setup = Setup(config, choose(needs), place, link, load_slas(config.observe.sla), incarnation, injection)
+        setup = Setup(
+            config, choose(_needs(config)), place, link, load_slas(config.observe.sla), incarnation, injection
+        )
         return replace(setup, plan=replace(setup.plan, bound_ns=setup.check()))
 
     @property
@@ -209,5 +203,17 @@ class Setup:
             multicast=self.multicast is not None,
             rho_most=self.slas.rho_most if self.slas is not None and "rho" in adaptable else 0,
             fec_most=self.slas.fec_most if self.slas is not None and "fec" in adaptable else 0,
+            plan_inputs=_needs(self.config).plan_inputs,
             **self.plan.order.policy_fields(),
         )
+
+
+def _needs(config: Config) -> Needs:
+    return Needs(
+        config.order,
+        config.gaps,
+        None if config.deadline is None else duration_ns(config.deadline, "deadline"),
+        duration_ns(config.network.delta, "delta"),
+        duration_ns(config.network.gamma, "gamma"),
+        config.network.loss,
+    )

@@ -164,6 +164,11 @@ def choice(name: str, options: type[IntEnum]) -> Fixed:
     return Fixed(name, "B", min(options), max(options), options)
 
 
+def word(name: str, words: tuple[str, ...]) -> Fixed:
+    """The field `name`: one of `words`, as a byte with its position among them."""
+    return Fixed(name, "B", 0, len(words) - 1, words.__getitem__, words.index)
+
+
 def real(name: str, above: float, below: float) -> Fixed:
     """The field `name`: a floating-point number larger than `above` and smaller than `below`. NaN is never allowed."""
     return Fixed(name, "d", nextafter(above, inf), nextafter(below, -inf))

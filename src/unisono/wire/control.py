@@ -1,8 +1,9 @@
 """Control messages.
 
-HELLO exchanges rates, JOIN announces a member, PROBE and ECHO measure clocks, HEARTBEAT feeds the failure detector,
-NEW_RATE and RESERVED let receivers reserve bandwidth. An end-of-slot mark can carry a request for another slot length
-and setting requests; a setting request of the measurement service includes the SLA verdict behind it.
+HELLO exchanges rates, PLAN the options of two members, JOIN announces a member, PROBE and ECHO measure clocks,
+HEARTBEAT feeds the failure detector, NEW_RATE and RESERVED let receivers reserve bandwidth. An end-of-slot mark can
+carry a request for another slot length and setting requests; a setting request of the measurement service includes the
+SLA verdict behind it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from math import isfinite
+from typing import get_args
 
-from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
-from unisono.model.policy import RHO_MAX, SHARES_MAX, Settings
+from unisono.model.events import GRADES, NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
+from unisono.model.policy import MESSAGE_MAX, RHO_MAX, SHARES_MAX, Gaps, Settings
 from unisono.model.sla import METRICS, Shape, value_text
 from unisono.model.timing import SEGMENTS_MAX, SLOT_MAX_NS, SLOT_MIN_NS, Segment
 from unisono.wire.codec import (
@@ -27,10 +29,12 @@ from unisono.wire.codec import (
     count,
     real,
     register,
+    u8,
     u16,
     u32,
     u63,
     u64,
+    word,
 )
 from unisono.wire.frame import Kind
 
@@ -225,6 +229,37 @@ class Hello:
         return (self.fec_redundant, self.fec_shares) if self.fec_shares else None
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The message PLAN: the options with which the sender has joined.
+
+    `known_incarnation` is the incarnation of the receiver whose PLAN the sender has; 0 if it has none. `order_key` is
+    a key of the order's name. A deadline of 0 means none, an FEC of 0 shares none, and η = 0 no reliable multicast.
+    `slots_changed` says that the sender knows of a slot-length change, so that the declared length counts no more.
+    """
+
+    known_incarnation: int
+    order_key: int
+    order_is_given: bool
+    gaps: Gaps
+    deadline_ns: int
+    theta_ns: int
+    slot_is_given: bool
+    slots_changed: bool
+    delta_ns: int
+    gamma_ns: int
+    grades: str
+    failures: bool
+    loss_burst: int
+    fec_redundant: int
+    fec_shares: int
+    rho: int
+    eta_ns: int
+    omega_ns: int
+    max_message: int
+    members_key: int
+
+
 class JoinStep(IntEnum):
     """What the sender of a JOIN message asks of the receiver."""
 
@@ -347,6 +382,33 @@ _HELLO = Spec(
     Items("seen_peers", _SEEN_PEER),
     check=lambda hello: hello.first_slot * hello.theta_ns < SEQUENCE_LIMIT,
 )
+_PLAN = Spec(
+    Plan,
+    u32("known_incarnation"),
+    u32("order_key"),
+    boolean("order_is_given"),
+    word("gaps", get_args(Gaps)),
+    u63("deadline_ns"),
+    u63("theta_ns", least=1),
+    boolean("slot_is_given"),
+    boolean("slots_changed"),
+    u63("delta_ns"),
+    u63("gamma_ns"),
+    word("grades", GRADES),
+    boolean("failures"),
+    u32("loss_burst"),
+    u16("fec_redundant"),
+    u16("fec_shares", most=SHARES_MAX),
+    u8("rho", most=RHO_MAX),
+    u63("eta_ns"),
+    u63("omega_ns"),
+    u32("max_message", least=1, most=MESSAGE_MAX),
+    u32("members_key"),
+    check=lambda plan: (
+        (plan.fec_redundant < plan.fec_shares or plan.fec_redundant == plan.fec_shares == 0)
+        and (plan.eta_ns > 0 or plan.rho == plan.omega_ns == 0)
+    ),
+)
 _JOIN = Spec(
     Join,
     u64("theta_ns"),
@@ -375,6 +437,7 @@ register(
         Kind.HEARTBEAT: Spec(Heartbeat, u63("serial"), u63("every_ns", least=1)),
         Kind.HELLO: _HELLO,
         Kind.JOIN: _JOIN,
+        Kind.PLAN: _PLAN,
         Kind.PROBE: Spec(Probe, u63("sent_ns")),
         Kind.ECHO: Spec(Echo, u63("probe_sent_ns"), u63("received_ns"), u63("sent_ns")),
         Kind.NEW_RATE: Spec(NewRate, u32("serial"), u32("rate", least=1)),

@@ -70,9 +70,11 @@ def register_layer(kind: Kind, reader: LayerReader) -> None:
 
 
 _LAYERED = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
-"""The kinds of frames that only their layers understand.
+"""The kinds of frames that contain another frame. Only their layers understand them."""
+_OPTIONAL = _LAYERED | {Kind.PLAN}
+"""The kinds of frames that the door refuses in a stack without their layer.
 
-The door refuses them in a stack without that layer; otherwise the order would take them for its own frames.
+Otherwise the order would take them for its own frames.
 """
 _NESTABLE = frozenset({Kind.DATA, Kind.JOIN, Kind.ORDERED, Kind.STAMP_REQUEST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
 """The kinds of frames that may be nested in frames of other kinds."""
@@ -89,7 +91,7 @@ class Door:
         self.group = group
         self._me = me
         self.members = frozenset(members)
-        self._kinds = {code: kind for code, kind in _KINDS.items() if kind in layered or kind not in _LAYERED}
+        self._kinds = {code: kind for code, kind in _KINDS.items() if kind in layered or kind not in _OPTIONAL}
         self.refused: Counter[Refusal] = Counter()
 
     def admit(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | None:

@@ -191,6 +191,7 @@ class Kind(IntEnum):
     FIFO = 8
     CAUSAL = 9
     UNIFORM = 10
+    PLAN = 11
     NEW_RATE = 16
     RESERVED = 17
     STREAM_HEARTBEAT = 32

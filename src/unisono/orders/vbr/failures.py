@@ -373,7 +373,7 @@ class VbrGaps(VbrOrder):
         if self.mode in {Mode.GET_RATE, Mode.LEFT} or frame.epoch != self._policy.epoch:
             return
         if (join.delta_ns, join.gamma_ns) != (grid.delta_ns, grid.gamma_ns):
-            return  # its HELLO reports the difference
+            return  # the plan exchange reports the difference
         if not join.slot_changes and not grid.changes and join.theta_ns != self._policy.timing.theta_ns:
             return
         if join.receiver_incarnation > self._policy.incarnation:

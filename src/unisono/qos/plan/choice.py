@@ -8,15 +8,15 @@ deadline, because longer slots cost fewer datagrams.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from unisono.errors import Infeasible, InvalidOption
 from unisono.model.options import Cbr, Consensus, OrderName, OrderOptions, Vbr, order_options
+from unisono.model.policy import Gaps, PlanInputs
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.units import duration_ns, duration_text
 from unisono.orders.consensus.bounds import consensus_latency_bound_ns
 
-Gaps: TypeAlias = Literal["never", "repaired", "allowed"]
 MAX_SLOT_NS: Final = 50_000_000
 """The longest slot that is chosen for a deadline. A longer one would save few datagrams."""
 MIN_SLOT_NS: Final = 500_000
@@ -49,6 +49,12 @@ class Needs:
     gamma_ns: int
     loss: float = 0.0
     """The share of datagrams that the network is expected to lose."""
+
+    @property
+    def plan_inputs(self) -> PlanInputs:
+        """The options that the members compare with each other, next to the plan itself."""
+        slot_is_given = isinstance(self.order, OrderOptions) and self.order.slot is not None
+        return PlanInputs(self.gaps or "never", self.deadline_ns, self.order != "auto", slot_is_given)
 
 
 @dataclass(frozen=True, slots=True)
