@@ -346,8 +346,8 @@ def test_a_running_group_reports_a_newcomer_with_another_plan(caplog: pytest.Log
 
     with caplog.at_level(logging.WARNING, "unisono"):
         run(scene())
-    assert "group 'test', member 1: member 3 joined with gaps='repaired'" in caplog.text
-    assert "group 'test', member 2: member 3 joined with gaps='repaired'" in caplog.text
+    assert "group 'test', member 1: policy_differs: member 3 joined with gaps='repaired'" in caplog.text
+    assert "group 'test', member 2: policy_differs: member 3 joined with gaps='repaired'" in caplog.text
 
 
 def test_a_difference_that_does_not_matter_for_forming_is_reported() -> None:

@@ -273,9 +273,6 @@ class Driver:
             case _:
                 if isinstance(event, ViewChange):
                     self.view = event.view
-                elif isinstance(event, Violation) and event.kind is ViolationKind.POLICY_DIFFERS:
-                    policy = self.stack.policy
-                    _LOGGER.warning("group %r, member %d: %s", policy.group, policy.member, event.text)
                 elif isinstance(event, Rejoining):
                     self._sent_in_past_incarnations = self.sent
                 self._enqueue(event)
