@@ -171,8 +171,8 @@ class ScenarioError(UnisonoError, ValueError):
         self.problem = problem
 
 
-class ConfigError(UnisonoError, ValueError):
-    """A configuration file is invalid. The message names the file, the line, the field and the expected value."""
+class InvalidFile(UnisonoError, ValueError):
+    """A file is invalid. The message names the file, the line, the field and the expected value."""
 
     def __init__(self, source: str, line: int, field: str, problem: str) -> None:
         super().__init__(f"{source}:{line}: {field}: {problem}")
@@ -182,12 +182,9 @@ class ConfigError(UnisonoError, ValueError):
         self.problem = problem
 
 
-class SlaError(UnisonoError, ValueError):
-    """An SLA file is invalid. The message names the file, the line, the field and the expected value."""
+class ConfigError(InvalidFile):
+    """A configuration file is invalid."""
 
-    def __init__(self, source: str, line: int, field: str, problem: str) -> None:
-        super().__init__(f"{source}:{line}: {field}: {problem}")
-        self.source = source
-        self.line = line
-        self.field = field
-        self.problem = problem
+
+class SlaError(InvalidFile):
+    """A file of service level agreements is invalid."""
