@@ -18,8 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
-
-from tests.worlds.joining import join_group
+from typing import cast
 
 import unisono
 
@@ -85,28 +84,37 @@ def _addresses() -> dict[int, tuple[str, int]]:
     return found
 
 
+def _join(
+    order: str, member: int, peers: dict[int, tuple[str, int]], burst: int, storage: Path | None
+) -> Awaitable[unisono.Group]:
+    rate, link, slot = unisono.Rate(avg=burst * 1e9 / SLOT_NS, burst=burst), unisono.Link("400Gbit/s"), f"{SLOT_NS}ns"
+    fsync, join = (
+        "always" if storage is None else "never",
+        cast("Callable[..., Awaitable[unisono.Group]]", unisono.join),
+    )
+    if not hasattr(unisono, "Config"):  # an older commit
+        options = {"rate": rate, "slot": slot, "delta": "50ms", "link": link, "max_message": SIZE, "fsync": fsync}
+        return join("compare", member=member, peers=peers, order=order, storage=storage, **options)
+    config = unisono.Config(
+        member=member,
+        peers=peers,
+        order=(unisono.Vbr if order == "vbr" else unisono.Consensus)(slot=slot),
+        rate=rate,
+        network=unisono.Network(delta="50ms", link=link),
+        max_message=SIZE,
+        storage=storage,
+        fsync=fsync,
+    )
+    return join("compare", config=config)
+
+
 async def _messages(order: str, burst: int, send: Part, receive: Part) -> float:
     """CPU microseconds per message that is sent by one of three members and delivered at all of them."""
     with tempfile.TemporaryDirectory() as folder:
         storage = order == "consensus"
         peers = _addresses()
         groups = await asyncio.gather(
-            *(
-                join_group(
-                    "compare",
-                    member=member,
-                    peers=peers,
-                    order=order,
-                    rate=unisono.Rate(avg=burst * 1e9 / SLOT_NS, burst=burst),
-                    slot=f"{SLOT_NS}ns",
-                    delta="50ms",
-                    link=unisono.Link("400Gbit/s"),
-                    max_message=SIZE,
-                    storage=Path(folder) / str(member) if storage else None,
-                    fsync="never" if storage else "always",
-                )
-                for member in MEMBERS
-            )
+            *(_join(order, member, peers, burst, Path(folder) / str(member) if storage else None) for member in MEMBERS)
         )
 
         async def play(slots: int) -> None:
