@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import unisono
 
@@ -88,10 +88,8 @@ def _join(
     order: str, member: int, peers: dict[int, tuple[str, int]], burst: int, storage: Path | None
 ) -> Awaitable[unisono.Group]:
     rate, link, slot = unisono.Rate(avg=burst * 1e9 / SLOT_NS, burst=burst), unisono.Link("400Gbit/s"), f"{SLOT_NS}ns"
-    fsync, join = (
-        "always" if storage is None else "never",
-        cast("Callable[..., Awaitable[unisono.Group]]", unisono.join),
-    )
+    fsync: Literal["always", "never"] = "always" if storage is None else "never"
+    join = cast("Callable[..., Awaitable[unisono.Group]]", unisono.join)
     if not hasattr(unisono, "Config"):  # an older commit
         options = {"rate": rate, "slot": slot, "delta": "50ms", "link": link, "max_message": SIZE, "fsync": fsync}
         return join("compare", member=member, peers=peers, order=order, storage=storage, **options)
