@@ -203,7 +203,7 @@ class ConsensusOrderBase(ABC):
             self.mode = Mode.DELIVER_MESSAGES
             self.view = View(self.view.members, first_slot)
             self.events.append(ViewChange(self.view, joined=self.view.members))
-        elif leader != self._last_leader:
+        elif self._last_leader is not None and leader != self._last_leader:
             leaderless_ms = (now - (self.leaderless_since or now)) / NS_PER_MS
             text = (
                 f"member {leader} replaced member {self._last_leader} as the leader; the group had no leader for "
