@@ -189,9 +189,13 @@ class PendingJoin:
                 found.close()
             raise
         group = Group(driver, stack, share, setup, None if found is None else found.responder)
-        if setup.config.status_socket:
-            await group._serve_status(environment)
-        await group._form(setup.timeout_s)
+        try:
+            if setup.config.status_socket:
+                await group._serve_status(environment)
+            await group._form(setup.timeout_s)
+        except BaseException:
+            group._close()
+            raise
         environment.on_joined(setup.member, group._close)
         return group
 
@@ -223,7 +227,7 @@ class Group:
         If there is no room within `timeout`, such as "2s", raises Timeout, or NoMajority if this member has none.
         """
         driver = self._driver
-        plain = type(message) is bytes and priority is _DEFAULT_PRIORITY and to is None
+        plain = type(message) is bytes and priority is _DEFAULT_PRIORITY and to is None and timeout is None
         in_loop = plain and asyncio.get_running_loop() is driver.loop
         if in_loop and (driver.credit.take(message) or driver.take_first(message)):
             return
@@ -256,8 +260,15 @@ class Group:
             if timeout is None:
                 await self._driver.submit(messages, priority, groups, sending)
                 return len(messages)
-            async with time_limit(timeout, self._driver, "the group had no room for the message"):
-                await self._driver.submit(messages, priority, groups, sending)
+            counted = sending or Sending()
+            until = counted.accepted + len(messages)
+            async with time_limit(
+                timeout,
+                self._driver,
+                "the group had no room for the message",
+                is_done=lambda: counted.accepted == until,
+            ):
+                await self._driver.submit(messages, priority, groups, counted)
         return len(messages)
 
     async def flush(self, *, timeout: str | None = None) -> None:
@@ -271,12 +282,12 @@ class Group:
         driver.check_event_loop()
         if self._stack.application_pulls:
             raise InvalidOption("order", "in the priority orders the application decides when it delivers messages")
-        accepted = driver.accepted_by_this_incarnation
+        watch = driver.watch
+        expected = watch.own_delivered + watch.undelivered(driver.accepted_by_this_incarnation)
         async with time_limit(timeout, driver, "not all accepted messages became final"):
-            while driver.watch.undelivered(accepted):
+            while (missing := expected - watch.own_delivered) > 0:
                 driver.raise_if_closed()
                 if timeout is None and self.has_majority is False:
-                    missing = driver.watch.undelivered(accepted)
                     text = f"{missing} accepted messages are not final, because this member has no majority"
                     raise NoMajority(f"{text}; they may still be delivered later")
                 await driver.wait_for_change()

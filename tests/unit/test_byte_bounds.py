@@ -48,6 +48,14 @@ def test_the_leader_waits_for_the_slowest_member_by_bytes() -> None:
     assert not stream.window_is_full()
 
 
+def test_a_follower_forgets_the_sizes_of_entries_that_all_members_have() -> None:
+    """Only a leader asks whether its window is full."""
+    stream = stream_of(100, b"x")
+    stream.stable = 90
+    stream.prune()
+    assert len(stream._unstable) == 10
+
+
 def test_the_stream_retains_a_limited_number_of_bytes() -> None:
     most = stream_module.RETAINED_BYTES // len(BIG)
     stream = stream_of(2 * most, BIG)

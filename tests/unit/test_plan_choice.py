@@ -87,6 +87,28 @@ def test_an_order_that_one_lost_datagram_stops_is_refused_on_a_network_that_lose
     assert plan_of(network=lossy).order == unisono.Consensus()
 
 
+@pytest.mark.parametrize("deadline", ["75ms", "80ms", "200ms", "1s"])
+def test_a_looser_deadline_is_never_refused_because_of_the_rate(deadline: str) -> None:
+    plan = plan_of(gaps="repaired", deadline=deadline, rate=Rate(avg=500, burst=8))
+    assert plan.timing.theta_ns <= 16 * MS  # 500/s in bursts of 8 need slots of at most 16 ms
+
+
+@pytest.mark.parametrize(("loss", "burst"), [(0.01, 2), (0.05, 4), (0.3, 11)])
+def test_more_loss_makes_auto_tolerate_more_losses_in_a_row(loss: float, burst: int) -> None:
+    order = plan_of(gaps="allowed", network=unisono.Network(loss=loss)).order
+    assert isinstance(order, unisono.Vbr)
+    assert order.loss_burst == burst
+    assert loss ** (burst + 1) < 1.001e-6
+
+
+def test_a_service_without_a_total_order_keeps_no_promise_about_gaps() -> None:
+    for gaps in ("never", "repaired"):
+        with pytest.raises(unisono.InvalidOption, match="may leave gaps"):
+            plan_of(order="reliable", gaps=gaps)
+    final = unisono.Vbr(failures=True, grades="final")
+    assert plan_of(order=final, gaps="never").order == final
+
+
 DELAY = parse_delay("exponential:5ms", "delay")
 QUESTIONS = [
     Ask(members, Rate(avg, burst), timing, max_message=size, link_bytes_per_s=125_000_000, **more)

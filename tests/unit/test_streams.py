@@ -11,6 +11,7 @@ import pytest
 from tests.worlds.joining import memory_network
 
 import unisono
+from unisono.runtime.driver import QUEUE_BYTES
 from unisono.testing import MemoryNetwork, run
 
 TEN = [b"%d" % number for number in range(10)]
@@ -116,3 +117,44 @@ def test_a_stream_that_lags_holds_the_others_up_and_the_log_says_so(caplog: pyte
 
     with caplog.at_level(logging.WARNING, logger="unisono"):
         play(scene, members=1, queue_messages=5, rate=unisono.Rate(avg=200, burst=5))
+
+
+def test_at_the_end_no_delivered_message_is_left_out_because_another_stream_lags() -> None:
+    async def scene(net: MemoryNetwork) -> None:
+        group = net[1]
+        group.events()  # a stream that nobody reads
+        messages = group.messages()
+
+        async def read_all() -> list[bytes]:
+            return [message.payload async for message in messages]
+
+        reading = asyncio.create_task(read_all())
+        await group.send_many(TEN[:9])
+        await group.leave()
+        assert await reading == TEN[:9]
+
+    play(scene, members=1, queue_messages=5, rate=unisono.Rate(avg=200, burst=5))
+
+
+def test_the_events_that_are_kept_for_a_stream_are_bounded_in_bytes() -> None:
+    async def scene(net: MemoryNetwork) -> None:
+        group = net[1]
+        group.events()
+        messages, big = group.messages(), bytes(60_000)
+        sending = asyncio.create_task(group.send_many([big] * 1500))
+        read = 0
+
+        async def read_all() -> None:
+            nonlocal read
+            async for _ in messages:
+                read += 1
+
+        reading = asyncio.create_task(read_all())
+        done, _ = await asyncio.wait({reading}, timeout=30)
+        assert not done, "the reader waits for the stream that nobody reads"
+        assert 0 < read * len(big) < 2 * QUEUE_BYTES
+        for task in (reading, sending):
+            task.cancel()
+
+    rate = unisono.Rate(avg=1000, burst=10)
+    play(scene, members=1, max_message=60_000, rate=rate, slot="10ms", link=unisono.Link("400Gbit/s"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from unisono.check.verdict import Status
 from unisono.errors import InvariantViolated
 from unisono.model.units import NS_PER_MS, Rate
 from unisono.runtime.turn import TURN_MESSAGES, TURN_S, Credit
-from unisono.testing import deliveries, run
+from unisono.testing import MemoryNetwork, deliveries, run
 from unisono.testing.virtual_time import VirtualTimeLoop
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.schema import RunMeta
@@ -327,3 +327,43 @@ def test_each_turn_has_its_whole_share() -> None:
             await asyncio.sleep(0)
 
     play(part, rate=Rate(avg=400_000, burst=8 * TURN_MESSAGES), slot="10ms", link=unisono.Link("400Gbit/s"))
+
+
+@pytest.mark.parametrize("order", ["leader", "timestamp", "vbr", "consensus"])
+def test_messages_taken_before_the_process_stood_still_are_submitted_as_of_now(order: str) -> None:
+    """Otherwise a leader that was deposed meanwhile would order them in its old term."""
+    submitted: list[int] = []
+
+    async def scene(net: MemoryNetwork) -> None:
+        await net[1].send(b"the first slot has begun")
+        await deliveries(net[1], 1)
+        driver = net[1]._driver
+        submit = driver.stack.submit
+
+        def recording(now: int, messages: Sequence[bytes], priority: int = 0) -> int:
+            submitted.append(now)
+            return submit(now, messages, priority)
+
+        driver.stack.submit = recording  # type: ignore[method-assign]
+        await net[1].send(b"taken")
+        assert driver.credit.taken == [b"taken"]
+        granted_ns = driver.credit.granted_ns
+        net.clock.offset(1, "1500ms")
+        assert [delivery.payload for delivery in await deliveries(net[1], 1)] == [b"taken"]
+        assert submitted[0] >= granted_ns + 1_500_000_000
+
+    async def whole() -> None:
+        async with asyncio.timeout(120), network(members=1, order=order, **FAST) as net:
+            await scene(net)
+
+    run(whole())
+
+
+def test_a_timeout_of_send_is_checked_even_if_there_is_room() -> None:
+    async def part(group: unisono.Group) -> None:
+        with pytest.raises(TypeError, match="timeout=5 has no unit"):
+            await group.send(b"x", timeout=5)  # type: ignore[arg-type]
+        with pytest.raises(unisono.InvalidOption, match="timeout: expected a duration"):
+            await group.send(b"x", timeout="banana")
+
+    play(part)

@@ -224,6 +224,8 @@ def _fill_in_defaults(options: argparse.Namespace) -> None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise InvalidOption(names, f"{options.scenario} sets this option; change it there, or leave the file out")
         return
+    if "gaps" in given and {"grades", "failures"} & {*given}:
+        raise InvalidOption("--gaps", "chooses the grades and whether failures are tolerated; leave out those options")
     if {"gaps", "order"} <= {*given} and options.order != "auto":
         raise InvalidOption("--gaps", f"chooses the order, but --order {options.order} names one; leave out one")
     for name, value in options.defaults.items():

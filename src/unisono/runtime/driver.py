@@ -53,6 +53,7 @@ from unisono.model.events import (
     Violation,
     ViolationKind,
 )
+from unisono.model.policy import PRIORITY_MAX
 from unisono.model.sla import MetricRow
 from unisono.model.units import NS_PER_S, Rate, duration_text
 from unisono.qos.adapt.estimate import Estimate
@@ -74,6 +75,8 @@ _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
 _MIN_SUBMIT_MESSAGES = 256
 _LOGGER = logging.getLogger("unisono")
 _Argument = TypeVar("_Argument")
+STALE_CREDIT_NS = 5_000_000
+"""Messages taken longer ago than this are submitted with the present clock reading: this process stood still."""
 QUEUE_BYTES = 32 << 20
 """The size of the events that may wait for the application, at most."""
 _EVENT_BYTES = 512
@@ -141,6 +144,8 @@ class Driver:
         """The time that the calls of the application may use before the event loop has its next turn."""
         self.credit = Credit(self._loop, stack.policy.max_message)
         """The messages that were sent in this turn, and how many more the declared rate allows."""
+        self._accepted_early: Submission | None = None
+        """Messages that `send` had accepted before this process stood still, and that wait since then."""
         self._step_is_due = False
         """Whether the stack has such messages whose effects were not carried out yet."""
         transport.attach(self._loop, self._on_datagrams, self._flush)
@@ -372,17 +377,36 @@ class Driver:
         return self.clock.now()
 
     def _submit_taken(self) -> None:
-        """Submit the messages that `take` has taken. The stack has promised to accept them."""
-        now, messages = self.credit.granted_ns, self.credit.settle()
+        """Submit the messages that `take` has taken. The stack has promised to accept them at that clock reading.
+
+        If the process has stood still since then, the promise is void: the stack must notice the pause first. Then the
+        messages that it does not accept wait, ahead of all others.
+        """
+        granted_ns, messages = self.credit.granted_ns, self.credit.settle()
         self._step_is_due = True
         self.turn.messages_left -= len(messages)
+        now = self.clock.now()
+        is_stale = now - granted_ns > STALE_CREDIT_NS
         try:
+            if not is_stale:
+                now = granted_ns
             accepted = self.stack.submit(now, messages)
             self._record_sent(now, messages[:accepted], 0, None)
-            self.check_room(len(messages), accepted)
+            if is_stale:
+                self._put_first(messages[accepted:])
+            else:
+                self.check_room(len(messages), accepted)
         except Exception as error:
             self._fail(error)  # `send` has accepted these messages: without them this member must not go on
             raise
+
+    def _put_first(self, messages: Sequence[bytes]) -> None:
+        """Let messages that `send` has accepted wait ahead of all others."""
+        if messages:
+            done = self._loop.create_future()
+            done.add_done_callback(_retrieve_exception)  # no caller waits for it
+            self._accepted_early = Submission(tuple(messages), done, 0)
+            self._submissions.put(self._accepted_early, PRIORITY_MAX + 1)
 
     def check_room(self, promised: int, accepted: int) -> None:
         """Raise InvariantViolated unless the stack has accepted all messages for which it had promised room."""
@@ -437,7 +461,7 @@ class Driver:
         self.sent += len(messages)
 
     def _enqueue(self, event: DriverEvent) -> None:
-        messages, size = _queue_cost(event)
+        messages, size = queue_cost(event)
         self._queued_messages += messages
         self._queued_bytes += size
         self._queue.append(event)
@@ -447,7 +471,7 @@ class Driver:
         if not self._queue:
             return None
         event = self._queue.popleft()
-        messages, size = _queue_cost(event)
+        messages, size = queue_cost(event)
         self._queued_messages -= messages
         self._queued_bytes -= size
         if (
@@ -481,6 +505,11 @@ class Driver:
         """How many deliveries may wait for the application."""
         return self._queue_limits[0]
 
+    @property
+    def queue_bytes(self) -> int:
+        """The size of the events that may wait for the application, at most."""
+        return self._queue_limits[1]
+
     def announce_change(self) -> None:
         """Wake the calls that wait for a change."""
         self._changed.set()
@@ -511,7 +540,12 @@ class Driver:
     @property
     def accepted_by_this_incarnation(self) -> int:
         """How many messages this incarnation has accepted for sending, those of the present turn included."""
-        return self.sent_by_this_incarnation + len(self.credit.taken)
+        return self.sent_by_this_incarnation + len(self.credit.taken) + self._accepted_and_waiting()
+
+    def _accepted_and_waiting(self) -> int:
+        """How many messages wait although `send` has accepted them."""
+        early = self._accepted_early
+        return 0 if early is None or early.done.done() else len(early.messages) - early.accepted_count
 
     def queue_lengths(self) -> tuple[int, int]:
         """How many messages wait to be sent, and how many deliveries and other events wait for the application."""
@@ -535,7 +569,7 @@ class Driver:
     @property
     def accepted(self) -> int:
         """How many messages this member has accepted for sending, those of the present turn included."""
-        return self.sent + len(self.credit.taken)
+        return self.sent + len(self.credit.taken) + self._accepted_and_waiting()
 
     @property
     def closed(self) -> bool:
@@ -641,11 +675,14 @@ class Driver:
         if self._closed:
             return
         self._closed = True
-        taken = len(self.credit.settle())
+        taken = len(self.credit.settle()) + self._accepted_and_waiting()
         self.alarm.close()
         self.transport.close()
         for close in self.close_with:
-            close()
+            try:
+                close()
+            except Exception:
+                _LOGGER.exception("group %r: cannot close what belongs to this member", self.stack.policy.group)
         if self._storage is not None:
             self._storage.close()
         accepted = self.sent_by_this_incarnation + taken
@@ -718,7 +755,13 @@ class Driver:
             raise GroupClosed("this member has left the group")
 
 
-def _queue_cost(event: DriverEvent) -> tuple[int, int]:
+def _retrieve_exception(done: asyncio.Future[None]) -> None:
+    """Keep asyncio from warning about an exception for which no caller waits."""
+    if not done.cancelled():
+        done.exception()
+
+
+def queue_cost(event: DriverEvent) -> tuple[int, int]:
     """How many messages and how many bytes an event counts for against the limits of the event queue."""
     return (event.count, event.payload_bytes + _EVENT_BYTES) if isinstance(event, Batch) else (1, _EVENT_BYTES)
 
@@ -753,12 +796,13 @@ class Submissions:
         self.first: Submission | None = None
         """The submission to pass to the stack next: the oldest of the highest priority; None if none waits."""
 
-    def put(self, submission: Submission) -> bool:
-        """Add a submission; return whether it is the next one to pass to the stack."""
-        queue = self._queues.get(submission.priority)
+    def put(self, submission: Submission, level: int | None = None) -> bool:
+        """Add a submission; return whether it is the next one to pass to the stack. `level` is its priority here."""
+        level = submission.priority if level is None else level
+        queue = self._queues.get(level)
         if queue is None:
-            queue = self._queues[submission.priority] = deque()
-            insort(self._levels, submission.priority)
+            queue = self._queues[level] = deque()
+            insort(self._levels, level)
         queue.append(submission)
         self._find_first()
         return self.first is submission

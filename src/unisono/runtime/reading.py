@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Generic, Self, TypeVar
 
 from unisono.model.events import Batch, Delivery, Event, Grade, remaining
-from unisono.runtime.driver import Driver, DriverEvent
+from unisono.runtime.driver import Driver, DriverEvent, queue_cost
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 16, 256
 """How many deliveries a stream prepares at once: at first, and at most."""
@@ -43,7 +43,7 @@ class EventStreams:
     def next_for(self, reader: EventStream) -> DriverEvent | None:
         """Take the next event that `reader` wants from the driver, and keep it for the other streams; None if none."""
         others = [stream for stream in self._streams.values() if stream is not reader]
-        while not any(map(self._is_behind, others)):
+        while self.driver.closed or not any(map(self._is_behind, others)):
             event = self.driver.pop()
             if event is None and self._pulls:
                 event = self.driver.consume()
@@ -57,7 +57,7 @@ class EventStreams:
 
     def _is_behind(self, stream: EventStream) -> bool:
         """Whether the other streams have to wait for this one, because too many events are kept for it."""
-        behind = stream.kept_messages >= self.driver.queue_messages
+        behind = stream.kept_messages >= self.driver.queue_messages or stream.kept_bytes >= self.driver.queue_bytes
         if behind and not self._has_reported_slow_stream:
             self._has_reported_slow_stream = True
             text = "%s events wait for the application in the stream %r; other streams of this group wait for it"
@@ -70,7 +70,7 @@ class EventStream:
 
     def __init__(self, streams: EventStreams, name: str, wants: Callable[[DriverEvent], bool]) -> None:
         self.name, self.wants = name, wants
-        self.kept_messages = 0
+        self.kept_messages = self.kept_bytes = 0
         self._streams, self._driver = streams, streams.driver
         self._kept: deque[DriverEvent] = deque()
         """Events that another stream has taken from the driver first."""
@@ -86,7 +86,9 @@ class EventStream:
         """Keep an event that another stream has taken, if this stream wants it."""
         if self.wants(event):
             self._kept.append(event)
-            self.kept_messages += _message_count(event)
+            messages, size = queue_cost(event)
+            self.kept_messages += messages
+            self.kept_bytes += size
 
     def take_batch(self) -> DriverEvent | None:
         """Take the next batch or other event; None if there is none now."""
@@ -96,7 +98,9 @@ class EventStream:
         if not self._kept:
             return self._streams.next_for(self)
         event = self._kept.popleft()
-        self.kept_messages -= _message_count(event)
+        messages, size = queue_cost(event)
+        self.kept_messages -= messages
+        self.kept_bytes -= size
         self._driver.announce_change()  # another stream may wait for this one
         return event
 
@@ -183,7 +187,3 @@ def wants_messages(grade: Grade) -> Callable[[DriverEvent], bool]:
         return isinstance(event, Batch) and event.grade in (None, grade)
 
     return wants
-
-
-def _message_count(event: DriverEvent) -> int:
-    return event.count if isinstance(event, Batch) else 1

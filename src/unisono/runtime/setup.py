@@ -216,4 +216,5 @@ def _needs(config: Config) -> Needs:
         duration_ns(config.network.delta, "delta"),
         duration_ns(config.network.gamma, "gamma"),
         config.network.loss,
+        config.rate,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from unisono.errors import NoMajority, Timeout
@@ -12,10 +12,13 @@ from unisono.runtime.driver import Driver
 
 
 @asynccontextmanager
-async def time_limit(timeout: str | None, driver: Driver, problem: str) -> AsyncIterator[None]:
+async def time_limit(
+    timeout: str | None, driver: Driver, problem: str, *, is_done: Callable[[], bool] = lambda: False
+) -> AsyncIterator[None]:
     """End the block with NoMajority or Timeout after `timeout`, a duration with a unit; None sets no limit.
 
-    `problem` says in words what did not happen in time. Notes of the cancelled call are kept.
+    `problem` says in words what did not happen in time. If `is_done` says that it did happen, just as the time was up,
+    the block ends without an error. Notes of the cancelled call are kept.
     """
     limit_s = None if timeout is None else duration_ns(timeout, "timeout") / NS_PER_S
     try:
@@ -24,6 +27,8 @@ async def time_limit(timeout: str | None, driver: Driver, problem: str) -> Async
     except TimeoutError as error:
         if not limit.expired():
             raise
+        if is_done():
+            return
         failed = Timeout(f"{problem} within {timeout}")
         if driver.stack.standing(driver.clock.now()).majority is False:
             failed = NoMajority(f"{problem} within {timeout}, because this member has no majority of the group")

@@ -56,8 +56,10 @@ class Watch:
         self._stack, self._clock = stack, clock
         self._deadline_ns = deadline_ns
         self._member = stack.policy.member
-        self._own_delivered = self._sent_elsewhere = 0
-        """The messages of this incarnation that were delivered here, and those that go to other groups only."""
+        self.own_delivered = 0
+        """The messages of this incarnation that were delivered here, in the final grade."""
+        self._sent_elsewhere = 0
+        """The messages of this incarnation that go to other groups only."""
         capabilities = capabilities_of(stack.policy.order)
         # In the other orders the slot of a delivery does not say when its message was sent.
         self._knows_lateness = capabilities.total_order and not capabilities.pulled and not capabilities.routed
@@ -80,12 +82,12 @@ class Watch:
                 return
             case QueueStep():
                 if event.queued and event.sender == self._member:
-                    self._own_delivered += 1
+                    self.own_delivered += 1
                 return
             case TimingChange():
                 self._late_after_ns = self._late_limit_ns()
             case Rejoining():
-                self._own_delivered = self._sent_elsewhere = 0
+                self.own_delivered = self._sent_elsewhere = 0
             case Violation():
                 self.on_violation(event)
                 return
@@ -122,7 +124,7 @@ class Watch:
     def _on_batch(self, batch: Batch) -> None:
         is_own = batch.sender == self._member and batch.incarnation == self._stack.policy.incarnation
         if is_own and batch.grade is not _EARLY:
-            self._own_delivered += batch.count
+            self.own_delivered += batch.count
         if self._knows_lateness and batch.grade is not _FINAL:
             passed_ns = self._clock.now() - self._stack.grid.end_of(batch.slot)
             if passed_ns > self._late_after_ns:
@@ -204,7 +206,7 @@ class Watch:
 
     def undelivered(self, sent: int) -> int:
         """How many of the `sent` messages of this incarnation this member has accepted and not delivered to itself."""
-        return max(0, sent - self._sent_elsewhere - self._own_delivered)
+        return max(0, sent - self._sent_elsewhere - self.own_delivered)
 
     def on_closed(self, sent: int, waiting: int, failure: BaseException | None) -> None:
         """Report the messages that are lost, or may be, because this member stops."""
@@ -214,7 +216,7 @@ class Watch:
         undelivered = self.undelivered(sent)
         if undelivered:
             text = f"this member stops with {undelivered} undelivered messages of the {sent} that it accepted"
-            delivered = self._own_delivered
+            delivered = self.own_delivered
             last = f"; it delivered the first {delivered}" if delivered and not self._sent_elsewhere else ""
             self.log.write(now, logging.WARNING, f"{text}{last}; the other members may deliver them")
         if waiting:

@@ -164,7 +164,7 @@ def read_packed_messages(data: bytes, start: int, end: int) -> IncomingMessages 
     return IncomingMessages(data, start, end, count, size)
 
 
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("!BBBBHHIIIIQQQ")
 HEADER_BYTES = _HEADER.size
 UDP_IP_BYTES = 28

@@ -310,9 +310,12 @@ class OrderedStream:
 
     def window_is_full(self) -> bool:
         """Whether the slowest member is so far behind that the leader must wait for it."""
+        self._trim_unstable()
+        return self.position - self.stable >= WINDOW or self._unstable_bytes >= WINDOW_BYTES
+
+    def _trim_unstable(self) -> None:
         while self._unstable and self._unstable[0][0] <= self.stable:
             self._unstable_bytes -= self._unstable.popleft()[1]
-        return self.position - self.stable >= WINDOW or self._unstable_bytes >= WINDOW_BYTES
 
     def contradicts(self, entry: StreamEntry) -> bool:
         """Whether this member accepted a different entry at the position of `entry`, or just before it."""
@@ -361,6 +364,7 @@ class OrderedStream:
 
     def prune(self) -> None:
         """Drop entries that all members have, except for the last RETAINED_ENTRIES and RETAINED_BYTES."""
+        self._trim_unstable()
         while self._log:
             first = next(iter(self._log))
             is_surplus = first <= self.position - RETAINED_ENTRIES or self._log_bytes > RETAINED_BYTES

@@ -7,14 +7,16 @@ deadline, because longer slots cost fewer datagrams.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil, log
 from typing import Final, Literal
 
 from unisono.errors import Infeasible, InvalidOption
+from unisono.model.capabilities import CAPABILITIES
 from unisono.model.options import Cbr, Consensus, OrderName, OrderOptions, Vbr, order_options
 from unisono.model.policy import Gaps, PlanInputs
 from unisono.model.timing import SLOT_DEFAULT, Timing
-from unisono.model.units import duration_ns, duration_text
+from unisono.model.units import NS_PER_S, Rate, duration_ns, duration_text
 from unisono.orders.consensus.bounds import consensus_latency_bound_ns
 
 MAX_SLOT_NS: Final = 50_000_000
@@ -49,6 +51,8 @@ class Needs:
     gamma_ns: int
     loss: float = 0.0
     """The share of datagrams that the network is expected to lose."""
+    rate: Rate | None = None
+    """The rate of this member, if it is known."""
 
     @property
     def plan_inputs(self) -> PlanInputs:
@@ -81,7 +85,7 @@ def choose(needs: Needs) -> GroupPlan:
     gaps = needs.gaps or "never"
     if needs.order == "auto":
         _check_auto_deadline(needs, gaps)
-        order, why = AUTO[gaps], f"gaps={gaps!r}: {_AUTO_REASONS[gaps]}"
+        order, why = _auto_order(gaps, needs.loss), f"gaps={gaps!r}: {_AUTO_REASONS[gaps]}"
     else:
         order = order_options(needs.order) if isinstance(needs.order, str) else needs.order
         why = "the order was given"
@@ -91,6 +95,17 @@ def choose(needs: Needs) -> GroupPlan:
         _check_loss(order)
     slot_ns, slot_why = _slot(order, needs)
     return GroupPlan(order, Timing(needs.delta_ns, needs.gamma_ns, slot_ns), (why, slot_why))
+
+
+def _auto_order(gaps: Gaps, loss: float) -> OrderOptions:
+    """The order for `gaps`. On a network that loses much, it tolerates more losses in a row: all but one in a million.
+
+    A longer row of losses excludes a member for a while.
+    """
+    order = AUTO[gaps]
+    if isinstance(order, Vbr) and loss:
+        order = replace(order, loss_burst=max(order.loss_burst, ceil(log(1e-6) / log(loss)) - 1))
+    return order
 
 
 def smallest_deadline_ns(gaps: Gaps, delta_ns: int, gamma_ns: int) -> int:
@@ -120,10 +135,11 @@ def _check_auto_deadline(needs: Needs, gaps: Gaps) -> None:
 
 def _check_gaps(order: OrderOptions, gaps: Gaps) -> None:
     """Raise InvalidOption if an order that was given by name does not keep the promise of `gaps`."""
-    has_gaps = isinstance(order, Vbr) and order.failures
+    only_final = isinstance(order, Vbr) and order.grades == "final"
     repaired = isinstance(order, Vbr) and order.grades != "early"
-    if (gaps == "never" and has_gaps) or (gaps == "repaired" and has_gaps and not repaired):
-        better = "order='auto'" if gaps == "never" else "grades='both'"
+    has_gaps = (isinstance(order, Vbr) and order.failures) or not CAPABILITIES[order.name].total_order
+    if (gaps == "never" and has_gaps and not only_final) or (gaps == "repaired" and has_gaps and not repaired):
+        better = "order='auto'" if gaps == "never" or not isinstance(order, Vbr) else "grades='both'"
         raise InvalidOption("gaps", f"the order {order} may leave gaps, but gaps={gaps!r} rules them out; use {better}")
 
 
@@ -144,6 +160,10 @@ def _slot(order: OrderOptions, needs: Needs) -> tuple[int, str]:
         return duration_ns(SLOT_DEFAULT), "the default slot length"
     skew_ns = 2 * needs.gamma_ns if order.failures else needs.gamma_ns
     theta_ns = min(needs.deadline_ns - needs.delta_ns - skew_ns, MAX_SLOT_NS)
+    if theta_ns >= MIN_SLOT_NS and needs.rate is not None and needs.rate.average_excess(theta_ns):
+        carried_ns = int(needs.rate.burst * NS_PER_S / needs.rate.avg)
+        if carried_ns >= MIN_SLOT_NS:
+            return carried_ns, "the longest slots in which the declared rate fits"
     if theta_ns < MIN_SLOT_NS:
         terms, word = (needs.delta_ns, skew_ns, MIN_SLOT_NS), "2Γ" if order.failures else "Γ"
         formula = f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}"
