@@ -39,7 +39,7 @@ from unisono.runtime.member_status import status_of
 from unisono.runtime.reading import EventStreams, Iteration, wants_every_event, wants_messages
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
-from unisono.runtime.waiting import time_limit
+from unisono.runtime.waiting import time_limit, wait_for_members
 from unisono.stack import Stack, build
 
 LEAVE_TIMEOUT_S = 1.0
@@ -405,6 +405,15 @@ class Group:
     def status(self) -> Status:
         """What this member knows of its group now: role, leader, majority, peers, queues, plan, measured Δ and Γ."""
         return status_of(self._driver, self._setup.place.group, self.plan.text())
+
+    async def wait_for(self, members: int, *, timeout: str | None = None) -> None:
+        """Wait until this many members are up, this one included.
+
+        A member is up if it is in the view, this member has heard from it lately, and does not suspect it; that is the
+        state "up" of `status().peers`. With a topology, only the members of related groups count. If too few members
+        are up within `timeout`, such as "10s", raises Timeout, which names the missing ones.
+        """
+        await wait_for_members(self._driver, members, timeout)
 
     @property
     def has_majority(self) -> bool | None:
