@@ -30,6 +30,7 @@ from unisono.model.units import NS_PER_S, Rate, duration_ns
 from unisono.qos.plan.admission import LinkShare
 from unisono.qos.plan.choice import GroupPlan
 from unisono.qos.watch.observer import Listener
+from unisono.runtime.addresses_tried import addresses_tried
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.environment import Environment, TransportOptions, current_environment
@@ -496,10 +497,10 @@ class Group:
                 # Multicast does not reach every peer, so each gets a copy, and the link needs room for all copies.
                 self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
-            missing, hints = stack.waiting_for(), [stack.why_not_formed(), self._refused_datagrams_text()]
-            self._close()
-            hint = "; ".join(filter(None, hints))
-            raise FormationTimeout(self._stack.policy.group, timeout_s, missing, hint) from None
+            try:
+                raise await self._formation_timeout(timeout_s) from None
+            finally:
+                self._close()
         except BaseException:
             self._close()
             raise
@@ -510,6 +511,13 @@ class Group:
         if problem is not None:
             text = f"{problem}; this member sends a unicast copy to each peer instead"
             driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
+
+    async def _formation_timeout(self, timeout_s: float) -> FormationTimeout:
+        """The error that says why the group has not formed, and what came back from each peer's address."""
+        stack, group = self._stack, self._setup.place.group
+        hint = "; ".join(filter(None, [stack.why_not_formed(), self._refused_datagrams_text()]))
+        missing, tried = stack.waiting_for(), await addresses_tried(self._driver, self._setup.place.addresses)
+        return FormationTimeout(group, timeout_s, missing, hint, tried)
 
     def _refused_datagrams_text(self) -> str:
         """A text with the number of refused datagrams by reason. It helps to find peers with other options."""

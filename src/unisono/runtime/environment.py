@@ -76,6 +76,12 @@ class Transport(Protocol):
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer in one piece."""
 
+    async def unreachable(self, members: Sequence[int]) -> Mapping[int, int]:
+        """Probe the addresses of these members; return the number (errno) of the network's answer, by member.
+
+        Members that may have got the probe are not in the result.
+        """
+
     def close(self) -> None:
         """Send no more and receive no more."""
 

@@ -39,6 +39,12 @@ def parse_address(field: str, value: object) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def address_text(address: tuple[str, int]) -> str:
+    """An address as text, which `parse_address` reads back."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def group_location(config: Config) -> GroupLocation:
     """Find out from a configuration where the members are; raises InvalidOption if it does not say it."""
     group, salt, peers = config.group, "", config.peers

@@ -23,7 +23,7 @@ from unisono.qos.plan.choice import GroupPlan, Needs, choose
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.peers import GroupLocation, group_location, parse_address
+from unisono.runtime.peers import GroupLocation, address_text, group_location, parse_address
 from unisono.runtime.storage import Storage
 from unisono.stack import Stack, build
 
@@ -114,10 +114,7 @@ class Setup:
 
     def reference(self) -> str:
         """The group reference: a text from which other processes learn the members' addresses."""
-        peers = {
-            number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            for number, (host, port) in self.place.addresses.items()
-        }
+        peers = {number: address_text(address) for number, address in self.place.addresses.items()}
         return GroupReference(self.place.group, peers, self.place.salt).text()
 
     def qos_observer(self, stack: Stack) -> QosObserver | None:

@@ -32,6 +32,8 @@ have fewer. `multicast` says whether they came by multicast.
 MAX_UDP_PAYLOAD = 65_507
 DEFAULT_MAX_FRAME = 1_400
 """The default largest frame in bytes: it fits in an Ethernet frame and leaves room for the headers of a tunnel."""
+PROBE_S = 0.2
+"""How many seconds to wait for the network's answer to a probe."""
 _HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _LINUX = sys.platform == "linux"
 # Numbers of Linux socket options that have no name in Python.
@@ -161,6 +163,25 @@ def _cannot_bind(address: Address, error: OSError) -> AddressInUse | MissingDepe
         case _:
             advice = f"cannot bind UDP {host} port {port} ({error}); give this member another address or port"
     return MissingDependency(advice)
+
+
+async def probe_address(family: socket.AddressFamily, address: Address) -> int | None:
+    """Send an empty datagram to this address, and wait shortly for an error of the network; return its errno or None.
+
+    The system reports such an error, for example ECONNREFUSED, only to a socket that is connected to the address.
+    """
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+            probe.send(b"")
+            async with asyncio.timeout(PROBE_S):
+                await asyncio.get_running_loop().sock_recv(probe, 1)
+        except TimeoutError:
+            return None
+        except OSError as error:
+            return error.errno
+    return None
 
 
 def grow_buffers(sock: socket.socket, receive_bytes: int, send_bytes: int) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from unisono.runtime.socket_setup import (
     max_frame_to,
     open_bound_socket,
     open_multicast_socket,
+    probe_address,
     resolve_all,
     resolve_host,
 )
@@ -542,6 +543,11 @@ class UdpTransport:
             inbox.stopped = True
             if self._loop is not None:
                 self._loop.remove_reader(inbox.fileno)
+
+    async def unreachable(self, members: Sequence[int]) -> Mapping[int, int]:
+        """Probe the addresses of these members; return the number (errno) of the network's answer, by member."""
+        answers = await asyncio.gather(*(probe_address(self._family, self._addresses[member]) for member in members))
+        return {member: number for member, number in zip(members, answers, strict=True) if number is not None}
 
     def close(self) -> None:
         """Send waiting datagrams for at most a tenth of a second, and close the sockets."""

@@ -1,0 +1,44 @@
+"""Finds out what came back from each peer's address, for the error of a group that did not form."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from unisono.errors import AddressTried, Outcome
+from unisono.runtime.driver import Driver
+from unisono.runtime.peers import address_text
+
+NO_PROCESS = "connection refused: no process has this UDP port open"
+NO_ANSWER = "no answer"
+
+
+async def addresses_tried(driver: Driver, addresses: dict[int, tuple[str, int]]) -> tuple[AddressTried, ...]:
+    """What came back from the address of each peer so far. Probes the addresses from which nothing came."""
+    stack = driver.stack
+    tried: dict[int, tuple[Outcome, str]] = {}
+    problems, missing = stack.peer_problems(), stack.waiting_for()
+    for peer in stack.policy.neighbours:
+        refused = stack.refused_from(peer)
+        if peer in problems:
+            tried[peer] = "differs", f"answers, but {problems[peer]}"
+        elif stack.last_heard_ns(peer) is not None:
+            is_waiting = peer in missing
+            tried[peer] = "answers", "answers" + (", but does not hear all other members yet" if is_waiting else "")
+        elif refused:
+            reasons = ", ".join(f"{count} × {reason.value}" for reason, count in refused.items())
+            tried[peer] = "rejected", f"this member refuses its datagrams: {reasons}"
+    unreachable = await driver.transport.unreachable([peer for peer in stack.policy.neighbours if peer not in tried])
+    found = []
+    for peer in stack.policy.neighbours:
+        outcome, text = tried.get(peer) or _unanswered(unreachable.get(peer))
+        found.append(AddressTried(peer, address_text(addresses[peer]), outcome, text))
+    return tuple(found)
+
+
+def _unanswered(error_number: int | None) -> tuple[Outcome, str]:
+    if error_number is None:
+        return "silent", NO_ANSWER
+    if error_number == errno.ECONNREFUSED:
+        return "refused", NO_PROCESS
+    return "unreachable", f"cannot be reached: {os.strerror(error_number)}"
