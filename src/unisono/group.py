@@ -148,6 +148,8 @@ class PendingJoin:
                     setup.member,
                     setup.place.addresses,
                     multicast=setup.multicast,
+                    multicast_ttl=setup.config.network.multicast_ttl,
+                    bind=setup.bind,
                     injection=injection,
                     bound_socket=None if found is None else found.bound_socket,
                     timeout_s=setup.timeout_s,

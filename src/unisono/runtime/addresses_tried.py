@@ -6,8 +6,8 @@ import errno
 import os
 
 from unisono.errors import AddressTried, Outcome
+from unisono.model.addresses import address_text
 from unisono.runtime.driver import Driver
-from unisono.runtime.peers import address_text
 
 NO_PROCESS = "connection refused: no process has this UDP port open"
 NO_ANSWER = "no answer"

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from unisono.config import Config
 from unisono.errors import Infeasible, InvalidOption, SlaError
+from unisono.model.addresses import address_text, parse_address
 from unisono.model.capabilities import needs_storage
 from unisono.model.events import View
 from unisono.model.options import OrderName, Priority
@@ -23,7 +24,7 @@ from unisono.qos.plan.choice import GroupPlan, Needs, choose
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.peers import GroupLocation, address_text, group_location, parse_address
+from unisono.runtime.peers import GroupLocation, bind_address, group_location
 from unisono.runtime.storage import Storage
 from unisono.stack import Stack, build
 
@@ -65,6 +66,7 @@ class Setup:
     def of(config: Config, incarnation: int, injection: FaultInjection | None = None) -> Setup:
         """Plan a group from its configuration; raises an error for options that cannot work."""
         place, link = group_location(config), config.network.shared_link()
+        bind_address(config)  # raises an error for an address that cannot work
         setup = Setup(
             config, choose(_needs(config)), place, link, load_slas(config.observe.sla), incarnation, injection
         )
@@ -95,6 +97,11 @@ class Setup:
         """The address of the IP multicast group; None without one."""
         address = self.config.network.multicast
         return None if address is None else parse_address("multicast", address)
+
+    @property
+    def bind(self) -> tuple[str, int] | None:
+        """The local address at which this member's socket has to listen; None if it is the member's address."""
+        return bind_address(self.config)
 
     @property
     def state(self) -> StateHolder | None:

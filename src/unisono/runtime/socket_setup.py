@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.errors import AddressInUse, MissingDependency
+from unisono.errors import AddressInUse, InvalidOption, MissingDependency
+from unisono.model.addresses import refuse_unspecified
 from unisono.model.events import Violation, ViolationKind
 from unisono.orders.packing import reservation
 from unisono.stack import Stack
@@ -107,6 +108,8 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
     for family in (socket.AF_INET, socket.AF_INET6):
         addresses = {member: address_in_family(answers, family) for member, (_, answers) in answers_by_member.items()}
         if all(address is not None for address in addresses.values()):
+            for member, address in addresses.items():
+                refuse_unspecified(f"peers[{member}]", "" if address is None else address[0])
             return Addresses(family, {m: address for m, address in addresses.items() if address is not None})
     problems = [
         f"{host[0]} of member {member} has {families}"
@@ -134,6 +137,15 @@ def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> A
                 return (str(address[0]), int(address[1]), int(address[2]), int(address[3]))
             return (str(address[0]), int(address[1]))
     return None
+
+
+def local_address(bind: tuple[str, int], family: socket.AddressFamily) -> Address:
+    """The address to bind a socket of this family to; `bind` has a numeric host."""
+    found = address_in_family(resolve_host(bind, "the socket to bind", socket.AI_NUMERICHOST), family)
+    if found is None:
+        name = "IPv4" if family == socket.AF_INET else "IPv6"
+        raise InvalidOption("bind", f"expected an {name} address, because the members have such, got {bind[0]!r}")
+    return found
 
 
 def open_bound_socket(family: socket.AddressFamily, address: Address) -> socket.socket:
@@ -204,7 +216,7 @@ def _grow_buffer(sock: socket.socket, option: int, forced_option: int, size: int
 
 
 def open_multicast_socket(
-    sender: socket.socket, group: tuple[str, int], interface: str
+    sender: socket.socket, group: tuple[str, int], interface: str, ttl: int
 ) -> tuple[socket.socket, Address]:
     """Open a socket that receives the multicast group, and let `sender` send to it; raises OSError if that fails."""
     if sender.family != socket.AF_INET:
@@ -227,7 +239,7 @@ def open_multicast_socket(
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(address[0]) + local)
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, local)
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, ttl)
     except OSError:
         sock.close()
         raise
