@@ -114,6 +114,13 @@ GAPS: Final = Option(
 STORAGE: Final = Option("storage", None, "file for this member's durable state, to return after a crash", PATH)
 FSYNC: Final = Option("fsync", "always", "when to sync the storage to disk", choice_form(get_args(Fsync)))
 TIMEOUT: Final = Option("timeout", "30s", "how long the group may take to form", DURATION)
+MIN_MEMBERS: Final = Option(
+    "min_members",
+    None,
+    "how many members must be up before `join` returns, this one included; by default as many as the order needs to "
+    "start",
+    COUNT,
+)
 MAX_MESSAGE: Final = Option("max_message", 4096, "largest message in bytes", COUNT)
 QUEUE_MESSAGES: Final = Option("queue_messages", 1_000_000, "how many deliveries may wait for the application", COUNT)
 STATUS_SOCKET: Final = Option("status_socket", True, "serve this member's status to `unisono status`", FLAG)
@@ -141,7 +148,7 @@ MAX_FRAME: Final = Option(
 SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", PATH)
 CONFIG_OPTIONS: Final = (
     *(DEADLINE, GAPS, DELTA, GAMMA, LOSS, LINK, MULTICAST, MULTICAST_TTL, BIND, MAX_FRAME),
-    *(STORAGE, FSYNC, SLA, TIMEOUT, MAX_MESSAGE, QUEUE_MESSAGES, STATUS_SOCKET),
+    *(STORAGE, FSYNC, SLA, TIMEOUT, MIN_MEMBERS, MAX_MESSAGE, QUEUE_MESSAGES, STATUS_SOCKET),
 )
 """The options of every group that files and the command line can give."""
 
@@ -203,6 +210,11 @@ class Config:
     observe: Observe = field(default_factory=Observe)
     timeout: str = TIMEOUT.field()
     """How long the group may take to form."""
+    min_members: int | None = MIN_MEMBERS.field()
+    """How many members must be up before `join` returns, this one included; `Group.wait_for` says when one is up.
+
+    Some orders start without all members, such as `consensus` with a majority. None waits only for those.
+    """
     max_message: int = MAX_MESSAGE.field()
     """The size of the largest message, in bytes."""
     queue_messages: int = QUEUE_MESSAGES.field()

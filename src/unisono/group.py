@@ -40,7 +40,7 @@ from unisono.runtime.member_status import status_of
 from unisono.runtime.reading import EventStreams, Iteration, wants_every_event, wants_messages
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
-from unisono.runtime.waiting import time_limit, wait_for_members
+from unisono.runtime.waiting import members_up, time_limit, wait_for_members
 from unisono.stack import Stack, build
 
 LEAVE_TIMEOUT_S = 1.0
@@ -485,13 +485,15 @@ class Group:
             self._driver.close_with.append(server.close)
 
     async def _form(self, timeout_s: float) -> None:
-        driver, stack = self._driver, self._stack
+        driver, stack, least = self._driver, self._stack, self._setup.config.min_members or 1
         try:
             driver.start()
             async with asyncio.timeout(timeout_s):
                 while not stack.running() and driver.left is None:
                     stack.raise_if_plans_differ()
                     await driver.wait_for_change()
+                while driver.left is None and not driver.closed and members_up(driver) < least:
+                    await driver.wait_for_input()
             driver.raise_if_failed()
             if not stack.running():
                 raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
@@ -518,7 +520,12 @@ class Group:
         """The error that says why the group has not formed, and what came back from each peer's address."""
         stack, group = self._stack, self._setup.place.group
         hint = "; ".join(filter(None, [stack.why_not_formed(), self._refused_datagrams_text()]))
-        missing, tried = stack.waiting_for(), await addresses_tried(self._driver, self._setup.place.addresses)
+        missing = stack.waiting_for()
+        if stack.running():
+            missing = tuple(peer.member for peer in self.status().peers if peer.state != "up")
+            count, least = members_up(self._driver), self._setup.config.min_members
+            hint = f"{count} of at least {least} members are up (min_members){f'; {hint}' if hint else ''}"
+        tried = await addresses_tried(self._driver, self._setup.place.addresses)
         return FormationTimeout(group, timeout_s, missing, hint, tried)
 
     def _refused_datagrams_text(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.worlds.joining import memory_network
+from tests.worlds.joining import group_config, join_group, memory_network
 
 import unisono
 from unisono.testing import MemoryNetwork, run
@@ -114,3 +114,58 @@ def test_an_impossible_number_is_refused_at_once(count: Any) -> None:
         assert caught.value.field == "members"
 
     play(scene)
+
+
+# -- min_members -----------------------------------------------------------------------------------------------------
+
+
+async def late_join(net: MemoryNetwork, **options: Any) -> unisono.Group:
+    """Let member 1 join while member 3 starts only after ten seconds; return the group of member 1."""
+    joining = [asyncio.create_task(net.join(member, config=group_config(**options))) for member in (1, 2)]
+    await asyncio.sleep(10)
+    is_done = joining[0].done()
+    await net.join(3, config=group_config(**options))
+    await asyncio.gather(*joining)
+    assert is_done is (options.get("min_members", 1) < 3)
+    return net[1]
+
+
+@pytest.mark.parametrize("order", [{"order": "consensus"}, {"failures": True}, {"order": "priority"}])
+@pytest.mark.parametrize("least", [None, 2, 3])
+def test_join_returns_when_min_members_are_up(order: dict[str, Any], least: int | None) -> None:
+    async def scene() -> None:
+        options = order if least is None else {"min_members": least, **order}
+        net = MemoryNetwork((1, 2, 3))
+        try:
+            group = await late_join(net, **options)
+            if least == 3:
+                assert {peer.member for peer in group.status().peers if peer.state == "up"} == {2, 3}
+        finally:
+            net.abort()
+
+    run(scene())
+
+
+def test_if_too_few_members_come_up_the_error_names_the_missing_ones() -> None:
+    async def scene() -> None:
+        net = MemoryNetwork((1, 2, 3))
+        try:
+            config = group_config(failures=True, min_members=2, timeout="3s")
+            with pytest.raises(unisono.FormationTimeout) as caught:
+                await net.join(1, config=config)
+            assert caught.value.missing == (2, 3)
+            assert "missing: member 2, 3; 1 of at least 2 members are up (min_members)\n" in str(caught.value)
+            assert [tried.outcome for tried in caught.value.tried] == ["refused", "refused"]
+        finally:
+            net.abort()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("least", [0, 4])
+def test_impossible_values_of_min_members_are_refused(least: int) -> None:
+    peers = {member: f"127.0.0.1:{9000 + member}" for member in (1, 2, 3)}
+    with pytest.raises(unisono.InvalidOption, match="min_members: expected a number from 1 to 3"):
+        join_group(member=1, peers=peers, min_members=least)
+    with pytest.raises(unisono.InvalidOption, match="min_members: expected a number from 1 to 2"):
+        join_group(members=2, min_members=3)

@@ -150,6 +150,7 @@ class Setup:
             )
             raise InvalidOption("storage", text)
         self._check_pull_options()
+        self._check_min_members()
         copies = 1 if self.multicast is not None else max(1, len(self.place.addresses) - 1)
         share = self.link.share(copies)
         try:
@@ -165,6 +166,12 @@ class Setup:
                 f"the latency bound of the order {self.order} is {duration_text(bound_ns)} with these options",
             )
         return bound_ns
+
+    def _check_min_members(self) -> None:
+        least, most = self.config.min_members, 1 + len(self.policy(1400).neighbours)
+        if least is not None and not 1 <= least <= most:
+            text = f"expected a number from 1 to {most}, the members that this one can hear, itself included"
+            raise InvalidOption("min_members", f"{text}, got {least}")
 
     def _grades(self) -> str:
         return getattr(self.plan.order, "grades", "early")
