@@ -15,13 +15,14 @@ import pytest
 from tests.worlds.joining import join_group
 
 import unisono
+from unisono.agreement.gathering import Gathering
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.addresses import address_text, is_unspecified, parse_address
 from unisono.runtime import discovery
 from unisono.runtime.discovery import BeaconDiscovery, DnsDiscovery, discover_by_beacon, discover_by_dns
 from unisono.runtime.socket_setup import Address, open_bound_socket, open_multicast_socket
 from unisono.runtime.udp import UdpTransport
-from unisono.wire.beacon import Applicant, Beacon, decode_beacon, encode_beacon
+from unisono.wire.beacon import Applicant, Beacon
 
 LOOPBACK = "127.0.0.1"
 
@@ -79,11 +80,13 @@ def test_a_name_for_all_addresses_is_refused_too() -> None:
         UdpTransport(1, {1: ("127.0.0.1", 9001), 2: ("0", 9001)})
 
 
-def test_a_beacon_that_advertises_all_addresses_is_refused() -> None:
-    known = Applicant(1, "10.0.0.7", 9001, 5), Applicant(2, "0.0.0.0", 9001, 6)
-    for processes, accepted in ((known[:1], True), (known, False)):
-        beacon = Beacon(1, 2, 5, 0, False, False, processes)
-        assert decode_beacon(encode_beacon(beacon)) == (beacon if accepted else None)
+def test_a_beacon_that_advertises_all_addresses_is_refused_with_the_reason() -> None:
+    known = Applicant(1, "10.0.0.7", 9001, 5), Applicant(2, "10.0.0.8", 9001, 6), Applicant(2, "0.0.0.0", 9001, 6)
+    for peer, found in ((known[1], 2), (known[2], 1)):
+        gathering = Gathering(1, known[0], 2)
+        gathering.on_beacon(0, Beacon(1, 2, peer.nonce, 0, False, False, (peer,)))
+        assert f"{found} of 2 processes known" in gathering.why_incomplete()
+    assert "another process advertises 0.0.0.0, to which no member can send" in gathering.why_incomplete()
 
 
 def test_a_dns_name_with_all_addresses_is_refused() -> None:

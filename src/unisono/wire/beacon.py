@@ -10,8 +10,6 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from unisono.model.addresses import is_unspecified
-
 MAGIC = b"UNBC"
 VERSION = 1
 APPLICANTS_MAX = 200
@@ -91,8 +89,6 @@ def decode_beacon(data: bytes) -> Beacon | None:
         at += size
         if len(host) != size or not size or not port or not nonce or not host.isascii():
             return None
-        if is_unspecified(host.decode("ascii")):
-            return None  # no member could send to this process
         known.append(Applicant(incarnation, host.decode("ascii"), port, nonce, requested))
     if at != len(data) or len({applicant.nonce for applicant in known}) != len(known):
         return None
