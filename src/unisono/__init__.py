@@ -5,6 +5,7 @@ from __future__ import annotations
 from unisono.config import Beacon, Config, Dns, Network, Observe
 from unisono.errors import (
     AddressInUse,
+    AddressTried,
     ConfigError,
     DestinationNotAllowed,
     FormationTimeout,
@@ -68,6 +69,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AddressInUse",
+    "AddressTried",
     "Batch",
     "Beacon",
     "Blocked",

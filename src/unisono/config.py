@@ -114,6 +114,13 @@ GAPS: Final = Option(
 STORAGE: Final = Option("storage", None, "file for this member's durable state, to return after a crash", PATH)
 FSYNC: Final = Option("fsync", "always", "when to sync the storage to disk", choice_form(get_args(Fsync)))
 TIMEOUT: Final = Option("timeout", "30s", "how long the group may take to form", DURATION)
+MIN_MEMBERS: Final = Option(
+    "min_members",
+    None,
+    "how many members must be up before `join` returns, this one included; by default as many as the order needs to "
+    "start",
+    COUNT,
+)
 MAX_MESSAGE: Final = Option("max_message", 4096, "largest message in bytes", COUNT)
 QUEUE_MESSAGES: Final = Option("queue_messages", 1_000_000, "how many deliveries may wait for the application", COUNT)
 STATUS_SOCKET: Final = Option("status_socket", True, "serve this member's status to `unisono status`", FLAG)
@@ -122,13 +129,26 @@ GAMMA: Final = Option("gamma", GAMMA_DEFAULT, "largest difference between two me
 LOSS: Final = Option("loss", 0.0, "share of datagrams that the network is expected to lose", SHARE)
 LINK: Final = Option("link", "1Gbit/s", "capacity of this machine's link; groups reserve no more than this", CAPACITY)
 MULTICAST: Final = Option("multicast", None, "IP multicast group to use if it reaches all members", ADDRESS)
+MULTICAST_TTL: Final = Option(
+    "multicast_ttl",
+    1,
+    "TTL of multicast datagrams and beacons: how many networks they may cross; 1 is the local network only",
+    COUNT,
+)
+BIND: Final = Option(
+    "bind",
+    None,
+    "local address at which this member's socket listens, such as 0.0.0.0:9001, if the peers reach the member at "
+    "another one (containers, NAT); by default its address in `peers`",
+    ADDRESS,
+)
 MAX_FRAME: Final = Option(
     "max_frame", None, "largest datagram in bytes; by default it fits the path to the peers", COUNT
 )
 SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", PATH)
 CONFIG_OPTIONS: Final = (
-    *(DEADLINE, GAPS, DELTA, GAMMA, LOSS, LINK, MULTICAST, MAX_FRAME),
-    *(STORAGE, FSYNC, SLA, TIMEOUT, MAX_MESSAGE, QUEUE_MESSAGES, STATUS_SOCKET),
+    *(DEADLINE, GAPS, DELTA, GAMMA, LOSS, LINK, MULTICAST, MULTICAST_TTL, BIND, MAX_FRAME),
+    *(STORAGE, FSYNC, SLA, TIMEOUT, MIN_MEMBERS, MAX_MESSAGE, QUEUE_MESSAGES, STATUS_SOCKET),
 )
 """The options of every group that files and the command line can give."""
 
@@ -143,6 +163,8 @@ class Network:
     link: str | Link = LINK.field()
     """A capacity such as "100Mbit/s", or a `Link` that several groups of this process share."""
     multicast: str | tuple[str, int] | None = MULTICAST.field()
+    multicast_ttl: int = MULTICAST_TTL.field()
+    bind: str | tuple[str, int] | None = BIND.field()
     max_frame: int | None = MAX_FRAME.field()
 
     def __post_init__(self) -> None:
@@ -150,6 +172,8 @@ class Network:
         duration_ns(self.gamma, "gamma")
         if not 0 <= self.loss < 1:
             raise InvalidOption("loss", f"expected a share from 0 to less than 1, got {self.loss}")
+        if not 0 <= self.multicast_ttl <= 255:
+            raise InvalidOption("multicast_ttl", f"expected a number from 0 to 255, got {self.multicast_ttl}")
 
     def shared_link(self) -> Link:
         """The link to reserve bandwidth from."""
@@ -186,6 +210,11 @@ class Config:
     observe: Observe = field(default_factory=Observe)
     timeout: str = TIMEOUT.field()
     """How long the group may take to form."""
+    min_members: int | None = MIN_MEMBERS.field()
+    """How many members must be up before `join` returns, this one included; `Group.wait_for` says when one is up.
+
+    Some orders start without all members, such as `consensus` with a majority. None waits only for those.
+    """
     max_message: int = MAX_MESSAGE.field()
     """The size of the largest message, in bytes."""
     queue_messages: int = QUEUE_MESSAGES.field()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
 
 class UnisonoError(Exception):
     """Base class of all errors that unisono raises."""
@@ -72,14 +75,53 @@ class DestinationNotAllowed(UnisonoError, ValueError):
         self.allowed = allowed
 
 
-class FormationTimeout(UnisonoError, TimeoutError):
-    """The group did not form in time; `missing` are the members that did not respond."""
+Outcome: TypeAlias = Literal["answers", "differs", "rejected", "refused", "unreachable", "silent"]
+"""What came back from the address of a peer while the group formed.
 
-    def __init__(self, group: str, timeout_s: float, missing: tuple[int, ...], hint: str = "") -> None:
+"answers": valid datagrams. "differs": datagrams of a member with other options or a wrong clock. "rejected": only
+invalid datagrams. "refused": no process has the port open. "unreachable": another error of the network. "silent":
+nothing.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressTried:
+    """The address of a peer, and what came back from it while the group formed."""
+
+    member: int
+    address: str
+    outcome: Outcome
+    text: str
+    """The outcome in words, with details."""
+
+
+class FormationTimeout(UnisonoError, TimeoutError):
+    """The group did not form in time.
+
+    `missing` are the members that did not respond. `tried` has the address of each peer, with what came back from it;
+    it is empty if the addresses were not found.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        timeout_s: float,
+        missing: tuple[int, ...],
+        hint: str = "",
+        tried: tuple[AddressTried, ...] = (),
+    ) -> None:
         reason = f"missing: member {', '.join(map(str, missing))}" if missing else "not all answers arrived"
-        super().__init__(f"group {group!r} did not form within {timeout_s:g} s; {reason}{f'; {hint}' if hint else ''}")
+        text = f"group {group!r} did not form within {timeout_s:g} s; {reason}{f'; {hint}' if hint else ''}"
+        lines = [f"member {each.member} at {each.address}: {each.text}" for each in tried]
+        super().__init__("\n  ".join([text, *lines]))
         self.group = group
         self.missing = missing
+        self.tried = tried
+        self._arguments = group, timeout_s, missing, hint, tried
+
+    def __reduce__(self) -> tuple[type[FormationTimeout], tuple[object, ...]]:
+        """Let pickle rebuild the error from the arguments."""
+        return FormationTimeout, self._arguments
 
 
 class PlanMismatch(UnisonoError):

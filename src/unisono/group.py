@@ -30,6 +30,7 @@ from unisono.model.units import NS_PER_S, Rate, duration_ns
 from unisono.qos.plan.admission import LinkShare
 from unisono.qos.plan.choice import GroupPlan
 from unisono.qos.watch.observer import Listener
+from unisono.runtime.addresses_tried import addresses_tried
 from unisono.runtime.discovery import BeaconResponder
 from unisono.runtime.driver import Driver, DriverEvent
 from unisono.runtime.environment import Environment, TransportOptions, current_environment
@@ -39,7 +40,7 @@ from unisono.runtime.member_status import status_of
 from unisono.runtime.reading import EventStreams, Iteration, wants_every_event, wants_messages
 from unisono.runtime.setup import Setup
 from unisono.runtime.socket_setup import receive_buffer_violation
-from unisono.runtime.waiting import time_limit
+from unisono.runtime.waiting import members_up, time_limit, wait_for_members
 from unisono.stack import Stack, build
 
 LEAVE_TIMEOUT_S = 1.0
@@ -147,6 +148,8 @@ class PendingJoin:
                     setup.member,
                     setup.place.addresses,
                     multicast=setup.multicast,
+                    multicast_ttl=setup.config.network.multicast_ttl,
+                    bind=setup.bind,
                     injection=injection,
                     bound_socket=None if found is None else found.bound_socket,
                     timeout_s=setup.timeout_s,
@@ -417,6 +420,15 @@ class Group:
         """What this member knows of its group now: role, leader, majority, peers, queues, plan, measured Δ and Γ."""
         return status_of(self._driver, self._setup.place.group, self.plan.text())
 
+    async def wait_for(self, members: int, *, timeout: str | None = None) -> None:
+        """Wait until this many members are up, this one included.
+
+        A member is up if it is in the view, this member has heard from it lately, and does not suspect it; that is the
+        state "up" of `status().peers`. With a topology, only the members of related groups count. If too few members
+        are up within `timeout`, such as "10s", raises Timeout, which names the missing ones.
+        """
+        await wait_for_members(self._driver, members, timeout)
+
     @property
     def has_majority(self) -> bool | None:
         """Whether this member has a majority of the group; None if the order needs none, or has not formed."""
@@ -484,13 +496,15 @@ class Group:
             self._driver.close_with.append(server.close)
 
     async def _form(self, timeout_s: float) -> None:
-        driver, stack = self._driver, self._stack
+        driver, stack, least = self._driver, self._stack, self._setup.config.min_members or 1
         try:
             driver.start()
             async with asyncio.timeout(timeout_s):
                 while not stack.running() and driver.left is None:
                     stack.raise_if_plans_differ()
                     await driver.wait_for_change()
+                while driver.left is None and not driver.closed and members_up(driver) < least:
+                    await driver.wait_for_input()
             driver.raise_if_failed()
             if not stack.running():
                 raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
@@ -498,10 +512,10 @@ class Group:
                 # Multicast does not reach every peer, so each gets a copy, and the link needs room for all copies.
                 self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
-            missing, hints = stack.waiting_for(), [stack.why_not_formed(), self._refused_datagrams_text()]
-            self._close()
-            hint = "; ".join(filter(None, hints))
-            raise FormationTimeout(self._stack.policy.group, timeout_s, missing, hint) from None
+            try:
+                raise await self._formation_timeout(timeout_s) from None
+            finally:
+                self._close()
         except BaseException:
             self._close()
             raise
@@ -512,6 +526,18 @@ class Group:
         if problem is not None:
             text = f"{problem}; this member sends a unicast copy to each peer instead"
             driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
+
+    async def _formation_timeout(self, timeout_s: float) -> FormationTimeout:
+        """The error that says why the group has not formed, and what came back from each peer's address."""
+        stack, group = self._stack, self._setup.place.group
+        hint = "; ".join(filter(None, [stack.why_not_formed(), self._refused_datagrams_text()]))
+        missing = stack.waiting_for()
+        if stack.running():
+            missing = tuple(peer.member for peer in self.status().peers if peer.state != "up")
+            count, least = members_up(self._driver), self._setup.config.min_members
+            hint = f"{count} of at least {least} members are up (min_members){f'; {hint}' if hint else ''}"
+        tried = await addresses_tried(self._driver, self._setup.place.addresses)
+        return FormationTimeout(group, timeout_s, missing, hint, tried)
 
     def _refused_datagrams_text(self) -> str:
         """A text with the number of refused datagrams by reason. It helps to find peers with other options."""

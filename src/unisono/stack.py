@@ -492,8 +492,12 @@ class Stack:
         """The members that must still appear before the group starts; empty when it runs."""
         return self.order.waiting_for()
 
+    def peer_problems(self) -> Mapping[int, str]:
+        """By peer, why the group cannot start with it, such as "joined with other options"."""
+        return self.order.peer_problems()
+
     def why_not_formed(self) -> str:
-        """Why the group does not start, other than missing members; empty if no reason is known."""
+        """Why the group does not start, other than missing members and `peer_problems`; empty if not known."""
         return self.order.why_not_formed()
 
     def standing(self, now: int) -> Standing:
@@ -576,6 +580,10 @@ class Stack:
     def refused(self) -> Mapping[Refusal, int]:
         """How many datagrams the door refused, by reason."""
         return self.door.refused
+
+    def refused_from(self, member: int) -> Mapping[Refusal, int]:
+        """How many datagrams that name this member as their sender the door refused, by reason."""
+        return self.door.refused_from(member)
 
     @property
     def clock_differences(self) -> ClockCheck:

@@ -259,7 +259,7 @@ def test_a_peer_with_an_impossible_rate_is_refused_once(avg: float) -> None:
     assert violation.kind == "rate_refused"
     assert probe.cbr.mode is CbrMode.DET_ORDER
     assert probe.cbr.waiting_for() == (2,)
-    assert "member 2 declares" in probe.cbr.why_not_formed()
+    assert probe.cbr.peer_problems()[2].startswith("declares")
 
 
 def test_the_group_does_not_begin_with_a_member_of_another_slot_length() -> None:
@@ -267,7 +267,7 @@ def test_the_group_does_not_begin_with_a_member_of_another_slot_length() -> None
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2, theta_ns=5 * MS))
     assert 2 in probe.cbr.waiting_for()
-    assert probe.cbr.why_not_formed() == "member 2 joined with other options"
+    assert probe.cbr.peer_problems() == {2: "joined with other options"}
 
 
 def test_data_that_arrives_before_the_last_hello_is_kept() -> None:
@@ -546,7 +546,7 @@ def test_a_receiver_without_bandwidth_for_a_first_rate_does_not_start() -> None:
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.mode is CbrMode.FIRST_RESERVE
-    assert "no bandwidth to receive" in probe.cbr.why_not_formed()
+    assert "no bandwidth to receive" in probe.cbr.peer_problems()[2]
     probe.network.full = False
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.running()

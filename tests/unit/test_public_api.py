@@ -9,6 +9,7 @@ import unisono
 
 NAMES = [
     "AddressInUse",
+    "AddressTried",
     "Batch",
     "Beacon",
     "Blocked",

@@ -487,7 +487,7 @@ def test_members_with_different_orders_do_not_begin(order: str, changes: dict[st
     group.cut, group.now = set(), T0
     group.wake()
     group.until(T0 + 50 * MS)
-    assert group.stacks[1].why_not_formed() == "member 2 joined with other options"
+    assert group.stacks[1].peer_problems() == {2: "joined with other options"}
     assert not group.stacks[1].order.running()
 
 

@@ -564,7 +564,7 @@ def test_the_order_names_the_members_that_the_start_waits_for() -> None:
     assert not probe.vbr.running()
     probe.vbr.from_below(T0, probe.hello(2, theta_ns=THETA + 1))
     assert probe.vbr.waiting_for() == (2,)
-    assert probe.vbr.why_not_formed() == "member 2 joined with other options"
+    assert probe.vbr.peer_problems() == {2: "joined with other options"}
 
 
 def test_hellos_end_when_the_first_slot_is_delivered() -> None:

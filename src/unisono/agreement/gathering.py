@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unisono.model.addresses import is_unspecified
 from unisono.wire.beacon import Applicant, Beacon, table_key
 
 BEACON_INTERVAL_NS = 50_000_000
@@ -96,6 +97,10 @@ class Gathering:
             return
         if beacon.members != self._members:
             reason = f"another process expects {beacon.members} members, this process {self._members}"
+            self.refusal_reasons[beacon.sender] = reason
+            return
+        if unusable := [applicant.host for applicant in beacon.known if is_unspecified(applicant.host)]:
+            reason = f"another process advertises {unusable[0]}, to which no member can send"
             self.refusal_reasons[beacon.sender] = reason
             return
         if self.table is not None:

@@ -21,11 +21,11 @@ from unisono.cli.options import add_command, add_option
 from unisono.config import CONFIG_OPTIONS, Peers, read_config
 from unisono.errors import InvalidOption
 from unisono.group import open_group
+from unisono.model.addresses import parse_address
 from unisono.model.capabilities import orders_with
 from unisono.model.events import Grade
 from unisono.model.options import ORDER_NAMES, OrderName, options_of, order_options, text_options
 from unisono.model.units import duration_text, ns_to_ms
-from unisono.runtime.peers import parse_address
 from unisono.runtime.timers import new_incarnation
 from unisono.trace.metrics import MetricWriter
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cluster.sla_reporter import estimate_to_json, verdict_to_json
+from unisono.model.addresses import parse_address
 
 if TYPE_CHECKING:
     from unisono.pipeline.measurement import MeasuredBatch
@@ -39,7 +40,7 @@ class ReporterProcess:
     ) -> None:
         """`on_status` is called with a text when the reporter has joined the group, and when the group excluded it."""
         self.group = group
-        addresses = {number: address.rpartition(":")[::2] for number, address in peers.items()}
+        addresses = {number: parse_address("--peers", address) for number, address in peers.items()}
         self._setup = {"scenario": scenario, "slas": slas, "member": member, "peers": addresses}
         self._on_status = on_status
         self._store: MeasurementStore | None = None

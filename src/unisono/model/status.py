@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from unisono.model.units import ns_to_ms
+from unisono.model.units import duration_text, ns_to_ms
 
 Role: TypeAlias = Literal["joining", "leader", "follower", "member", "blocked", "left"]
 """The part that a member has in its group.
@@ -56,6 +56,12 @@ class PeerStatus:
     """The share of the peer's datagrams that were lost; None unless the group collects metrics."""
     lag: int | None
     """How many entries of the agreed order the peer lacks; None if this member does not know that."""
+
+    def why_not_up(self) -> str:
+        """Why the peer does not count as up, in a few words."""
+        if self.last_heard_ns is None:
+            return "never heard"
+        return "not in the view" if self.state == "left" else f"not heard for {duration_text(self.last_heard_ns)}"
 
     def as_json(self) -> dict[str, Any]:
         """The JSON form. Times are in milliseconds."""

@@ -301,8 +301,11 @@ class Order(Timed, Protocol):
     def running(self) -> bool:
         """Whether the order accepts and delivers messages."""
 
+    def peer_problems(self) -> Mapping[int, str]:
+        """By peer, why the group cannot start with it, such as "joined with other options"."""
+
     def why_not_formed(self) -> str:
-        """Why the group has not started, apart from missing members; empty if there is no known reason."""
+        """Why the group has not started, apart from missing members and `peer_problems`; empty if not known."""
 
     def peer_rate(self, peer: int) -> Rate | None:
         """The rate that a peer declared, or None if it is not known yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 
 from unisono.model.events import LeaveComplete, StackEvent
@@ -89,9 +90,13 @@ class OrderBase(ABC):
         """The members whose HELLO or first slot is not known yet; empty once the order runs."""
         return () if self.running() else self.exchange.missing()
 
+    def peer_problems(self) -> Mapping[int, str]:
+        """By peer, why this member refused its HELLOs."""
+        return self.exchange.problems
+
     def why_not_formed(self) -> str:
-        """Why this member refused HELLOs of its peers, as one text; empty if it refused none."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
+        """Always empty: this order only waits for HELLOs that it can accept."""
+        return ""
 
     def peer_rate(self, peer: int) -> Rate | None:
         """The rate that a peer declared, or None if it is not known yet."""

@@ -9,6 +9,7 @@ running member.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import secrets
 import socket
@@ -19,13 +20,15 @@ from typing import TypeAlias
 
 from unisono.agreement.gathering import Gathering, assign_numbers
 from unisono.errors import AddressInUse, FormationTimeout, InvalidOption, MissingDependency
+from unisono.model.addresses import address_text, refuse_unspecified
 from unisono.model.units import group_key
-from unisono.runtime.socket_setup import open_bound_socket, open_multicast_socket
+from unisono.runtime.socket_setup import local_address, open_bound_socket, open_multicast_socket
 from unisono.wire.beacon import APPLICANTS_MAX, Applicant, decode_beacon, encode_beacon
 
 BEACON_DEFAULT = ("239.255.77.76", 7776)
 DNS_RETRY_S = 0.5
 _READS_PER_WAKE = 64
+_SOCKET_FULL_ERRORS = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS})
 
 HostPort: TypeAlias = tuple[str, int]
 Resolver: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -41,6 +44,8 @@ class BeaconDiscovery:
     beacon: HostPort = BEACON_DEFAULT
     interface: str | None = None
     """This member's address, as the others reach it; by default the address from which multicast leaves."""
+    ttl: int = 1
+    """The TTL of the beacons."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.member_count <= APPLICANTS_MAX:
@@ -64,6 +69,8 @@ class DnsDiscovery:
     member_count: int = 0
     """How many addresses the DNS name must have, one per member; 0 allows any number."""
     requested_member: int = 0
+    bind: HostPort | None = None
+    """The local address to listen at, as `requested_member`; None to listen at one of the addresses of the name."""
 
 
 @dataclass(slots=True)
@@ -108,7 +115,7 @@ async def discover_by_beacon(search: BeaconDiscovery, incarnation: int, timeout_
         port = int(bound.getsockname()[1])
         me = Applicant(incarnation, interface, port, secrets.randbits(63) + 1, search.requested_member)
         gathering = Gathering(group_key(search.group), me, search.member_count)
-        responder = BeaconResponder(gathering, search.beacon, interface)
+        responder = BeaconResponder(gathering, search.beacon, interface, search.ttl)
     except BaseException:
         bound.close()
         raise
@@ -117,9 +124,12 @@ async def discover_by_beacon(search: BeaconDiscovery, incarnation: int, timeout_
         async with asyncio.timeout(timeout_s):
             while gathering.table is None and gathering.table_without_me is None:
                 await responder.wait_for_change()
+                if responder.send_error is not None:
+                    raise _no_multicast(search.beacon, f"interface {interface}", responder.send_error)
         found = _discovered_group(search, gathering, bound, responder)
     except TimeoutError:
-        raise FormationTimeout(search.group, timeout_s, (), gathering.why_incomplete()) from None
+        sent = f"beacons went from {interface} to {address_text(search.beacon)}"
+        raise FormationTimeout(search.group, timeout_s, (), f"{gathering.why_incomplete()}; {sent}") from None
     finally:
         if found is None:
             bound.close()
@@ -128,13 +138,22 @@ async def discover_by_beacon(search: BeaconDiscovery, incarnation: int, timeout_
 
 
 def _multicast_source_address(beacon: HostPort) -> str:
-    """The address from which multicast leaves this machine; loopback if multicast does not work."""
+    """The address from which multicast leaves this machine; raises MissingDependency if no route leads anywhere."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(beacon)
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+        except OSError as error:
+            raise _no_multicast(beacon, "any interface", error) from error
+
+
+def _no_multicast(beacon: HostPort, interface: str, error: OSError) -> MissingDependency:
+    return MissingDependency(
+        f"cannot send beacons to {address_text(beacon)} through {interface} ({error.strerror}); name the interface "
+        "that leads to the other members by its address, as `ip addr` shows it: Beacon(interface=…) or --interface, "
+        "127.0.0.1 if all members are on this machine; or add a route: `ip route add 224.0.0.0/4 dev NAME`; or give "
+        "the members' addresses (peers=…)"
+    )
 
 
 def _discovered_group(
@@ -162,14 +181,16 @@ def _discovered_group(
 class BeaconResponder:
     """Sends this member's beacons and answers those of others, from the search until this member leaves the group."""
 
-    def __init__(self, gathering: Gathering, beacon: HostPort, interface: str) -> None:
+    def __init__(self, gathering: Gathering, beacon: HostPort, interface: str, ttl: int) -> None:
         self._gathering = gathering
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._closed = False
+        self.send_error: OSError | None = None
+        """Why the last beacon could not leave this machine; None if it has left, or may leave later."""
         self._sender = open_bound_socket(socket.AF_INET, (interface, 0))
         try:
-            self._receiver, self._beacon_address = open_multicast_socket(self._sender, beacon, interface)
+            self._receiver, self._beacon_address = open_multicast_socket(self._sender, beacon, interface, ttl)
         except OSError as error:
             self._sender.close()
             raise MissingDependency(
@@ -217,8 +238,12 @@ class BeaconResponder:
         for beacon in beacons:
             try:
                 self._sender.sendto(encode_beacon(beacon), self._beacon_address)
-            except OSError:
-                break  # no route or no room at the moment; a later beacon says the same
+                self.send_error = None
+            except OSError as error:
+                # Without room at the moment a later beacon says the same. Other errors end the search. A group that
+                # runs continues: its members do not need beacons, and the next one may leave.
+                self.send_error = None if error.errno in _SOCKET_FULL_ERRORS else error
+                break
 
     def close(self) -> None:
         """Stop answering beacons."""
@@ -258,6 +283,8 @@ async def discover_by_dns(search: DnsDiscovery, timeout_s: float, resolver: Reso
         if time.monotonic() + DNS_RETRY_S > give_up:
             raise FormationTimeout(search.group, timeout_s, (), problem)
         await asyncio.sleep(DNS_RETRY_S)
+    for host in hosts:
+        refuse_unspecified("peers.name", host)
     addresses = {number: (host, search.port) for number, host in enumerate(hosts, start=1)}
     member, bound = _bind_own_address(search, addresses)
     return DiscoveredGroup(addresses, member, bound, table_salt(addresses))
@@ -274,7 +301,8 @@ def _bind_own_address(search: DnsDiscovery, addresses: dict[int, HostPort]) -> t
                 "member",
                 f"expected 1 to {len(addresses)}, one for each address of {search.name}, got {search.requested_member}",
             )
-        return search.requested_member, open_bound_socket(socket.AF_INET, addresses[search.requested_member])
+        here = addresses[search.requested_member] if search.bind is None else search.bind
+        return search.requested_member, open_bound_socket(socket.AF_INET, local_address(here, socket.AF_INET))
     problems = []
     for number, address in addresses.items():
         try:

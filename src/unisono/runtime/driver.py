@@ -138,6 +138,8 @@ class Driver:
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
+        self._input_done = asyncio.Event()
+        """Set after each input to the stack, and when the driver stops."""
         self.close_with: list[Callable[[], None]] = []
         """Functions that close what belongs to this member, to call when the driver stops."""
         self.turn = Turn(self._loop, self._on_turn_end)
@@ -218,6 +220,7 @@ class Driver:
 
     def _flush(self) -> None:
         """After an input to the stack: carry out its effects, then submit waiting messages, which may fit now."""
+        self._input_done.set()
         if self._closed:
             return
         try:
@@ -526,6 +529,11 @@ class Driver:
             self._changed.clear()
             await self._changed.wait()
 
+    async def wait_for_input(self) -> None:
+        """Wait until the stack has had its next input, such as datagrams or a timer, or the driver has stopped."""
+        self._input_done.clear()
+        await self._input_done.wait()
+
     def report_violation(self, violation: Violation) -> None:
         """Queue a violation that the driver itself has found."""
         self.watch.on_violation(violation)
@@ -700,6 +708,7 @@ class Driver:
                 done.exception()  # so that asyncio does not warn if the caller never awaits the future
         self._slot_change_waiters.clear()
         self._changed.set()
+        self._input_done.set()
 
     def _fail(self, error: BaseException) -> None:
         """Stop at once because of an error. Only the first error is kept: later ones may be its consequences."""

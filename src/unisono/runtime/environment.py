@@ -76,6 +76,12 @@ class Transport(Protocol):
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer in one piece."""
 
+    async def unreachable(self, members: Sequence[int]) -> Mapping[int, int]:
+        """Probe the addresses of these members; return the number (errno) of the network's answer, by member.
+
+        Members that may have got the probe are not in the result.
+        """
+
     def close(self) -> None:
         """Send no more and receive no more."""
 
@@ -103,6 +109,10 @@ class TransportOptions:
     """The address of every member; a host may be a name."""
     multicast: tuple[str, int] | None
     """The address and port of the IP multicast group to use; None to send unicast copies."""
+    multicast_ttl: int
+    """The TTL of datagrams to that group."""
+    bind: tuple[str, int] | None
+    """The local address to listen at; None to listen at the member's own address."""
     injection: FaultInjection | None
     bound_socket: socket.socket | None
     """The socket that discovery has already bound to this member's address; None without discovery."""
@@ -155,7 +165,9 @@ class UdpEnvironment:
         return UdpTransport(
             options.member,
             await resolve_all_async(options.addresses, options.timeout_s),
+            bind=options.bind,
             multicast=options.multicast,
+            multicast_ttl=options.multicast_ttl,
             injection=options.injection,
             bound_socket=options.bound_socket,
         )

@@ -16,10 +16,9 @@ SILENT_PROBES = 3
 
 def status_of(driver: Driver, group: str, plan: str) -> Status:
     """The status of a member now. `group` is the group's name, and `plan` its plan in one line."""
-    stack, now, watch = driver.stack, driver.clock.now(), driver.watch
+    stack, watch = driver.stack, driver.watch
     policy, standing = stack.policy, stack.standing(driver.clock.now())
     waiting_to_send, waiting_for_application = driver.queue_lengths()
-    peers = tuple(_peer_status(driver, now, peer, standing) for peer in policy.neighbours)
     delays = stack.delays.largest if stack.delays.total else stack.clock_differences.longest_delay_ns
     return Status(
         group=group,
@@ -29,7 +28,7 @@ def status_of(driver: Driver, group: str, plan: str) -> Status:
         leader=standing.leader,
         members=driver.view.members,
         majority=standing.majority,
-        peers=peers,
+        peers=peer_statuses(driver),
         waiting_to_send=waiting_to_send,
         waiting_for_application=waiting_for_application,
         sent=driver.sent,
@@ -43,6 +42,13 @@ def status_of(driver: Driver, group: str, plan: str) -> Status:
         refused={reason.value: count for reason, count in stack.refused.items()},
         violations={kind.value: seen for kind, seen in watch.violations.items()},
     )
+
+
+def peer_statuses(driver: Driver) -> tuple[PeerStatus, ...]:
+    """What a member knows about each peer that it exchanges datagrams with."""
+    now = driver.clock.now()
+    standing = driver.stack.standing(now)
+    return tuple(_peer_status(driver, now, peer, standing) for peer in driver.stack.policy.neighbours)
 
 
 def _role(driver: Driver, standing: Standing) -> Role:

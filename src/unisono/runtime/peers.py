@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unisono.config import Beacon, Config, Dns, Peers
 from unisono.errors import InvalidOption
+from unisono.model.addresses import parse_address, refuse_unspecified
 from unisono.model.text.references import SCHEME, GroupReference, parse_reference
 from unisono.runtime.discovery import BEACON_DEFAULT, BeaconDiscovery, DnsDiscovery
 
@@ -25,20 +27,6 @@ class GroupLocation:
     search: BeaconDiscovery | DnsDiscovery | None = None
 
 
-def parse_address(field: str, value: object) -> tuple[str, int]:
-    """Parse an address, given as text or as (host, port). Raises InvalidOption, which names `field`."""
-    match value:
-        case str():
-            host, _, port = value.rpartition(":")
-        case (str(host), int(number)):
-            port = str(number)
-        case _:
-            host = port = ""
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidOption(field, f"expected an address such as '127.0.0.1:9001', got {value!r}")
-    return host.strip("[]"), int(port)
-
-
 def group_location(config: Config) -> GroupLocation:
     """Find out from a configuration where the members are; raises InvalidOption if it does not say it."""
     group, salt, peers = config.group, "", config.peers
@@ -51,10 +39,9 @@ def group_location(config: Config) -> GroupLocation:
         reference = parse_reference(group)
         group, salt, peers = reference.group, reference.membership_salt, _referenced_peers(reference)
     if isinstance(peers, Dns):
-        return _location_by_dns(group, config.member, peers)
+        return _location_by_dns(group, config, peers)
     if isinstance(peers, Beacon):
-        at = BEACON_DEFAULT if peers.address is None else parse_address("peers.address", peers.address)
-        search = BeaconDiscovery(group, peers.members, config.member or 0, at, peers.interface)
+        search = _beacon_search(group, config, peers)
         return GroupLocation(group, config.member or 1, _placeholder_addresses(peers.members), salt, search)
     return GroupLocation(group, *_location_of_peers(config.member, _checked_peers(peers)), salt)
 
@@ -85,6 +72,8 @@ def _location_of_peers(
     member: int | None, peers: Mapping[int, str | tuple[str, int]]
 ) -> tuple[int, dict[int, tuple[str, int]]]:
     addresses = {number: parse_address(f"peers[{number}]", peer) for number, peer in peers.items()}
+    for number, (host, _) in addresses.items():
+        refuse_unspecified(f"peers[{number}]", host)
     if member is None:
         raise InvalidOption("member", f"expected this process's number among the peers {sorted(addresses)}, got None")
     if member not in addresses:
@@ -100,13 +89,41 @@ def _location_of_peers(
     return member, addresses
 
 
-def _location_by_dns(group: str, member: int | None, peers: Dns) -> GroupLocation:
+def bind_address(config: Config) -> tuple[str, int] | None:
+    """The local address at which this member's socket has to listen; None if it is the member's address."""
+    if config.network.bind is None:
+        return None
+    host, port = parse_address("bind", config.network.bind)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        text = f"expected a numeric address of this machine, such as '0.0.0.0:9001', got {config.network.bind!r}"
+        raise InvalidOption("bind", text) from None
+    return host, port
+
+
+def _beacon_search(group: str, config: Config, peers: Beacon) -> BeaconDiscovery:
+    if config.network.bind is not None:
+        text = "with a beacon the system chooses this member's port; leave out bind, and give Beacon(interface=…)"
+        raise InvalidOption("bind", text)
+    if peers.interface is not None:
+        refuse_unspecified("peers.interface", peers.interface)
+    at = BEACON_DEFAULT if peers.address is None else parse_address("peers.address", peers.address)
+    ttl = config.network.multicast_ttl
+    return BeaconDiscovery(group, peers.members, config.member or 0, at, peers.interface, ttl)
+
+
+def _location_by_dns(group: str, config: Config, peers: Dns) -> GroupLocation:
+    member, bind = config.member, bind_address(config)
     if peers.members < 1:
         # A group needs a fixed size, and the name may not have all its addresses yet.
         raise InvalidOption(
             "peers.members", f"expected the number of members, which is the number of addresses of {peers.name}, got 0"
         )
-    search = DnsDiscovery(group, peers.name, peers.port, peers.members, member or 0)
+    if bind is not None and member is None:
+        text = "expected this process's number, because with bind it cannot be found from the addresses, got None"
+        raise InvalidOption("member", text)
+    search = DnsDiscovery(group, peers.name, peers.port, peers.members, member or 0, bind)
     return GroupLocation(group, member or 1, _placeholder_addresses(peers.members), "", search)
 
 

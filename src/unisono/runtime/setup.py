@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from unisono.config import Config
 from unisono.errors import Infeasible, InvalidOption, SlaError
+from unisono.model.addresses import address_text, parse_address
 from unisono.model.capabilities import needs_storage
 from unisono.model.events import View
 from unisono.model.options import OrderName, Priority
@@ -23,7 +24,7 @@ from unisono.qos.plan.choice import GroupPlan, Needs, choose
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.runtime.peers import GroupLocation, group_location, parse_address
+from unisono.runtime.peers import GroupLocation, bind_address, group_location
 from unisono.runtime.storage import Storage
 from unisono.stack import Stack, build
 
@@ -65,6 +66,7 @@ class Setup:
     def of(config: Config, incarnation: int, injection: FaultInjection | None = None) -> Setup:
         """Plan a group from its configuration; raises an error for options that cannot work."""
         place, link = group_location(config), config.network.shared_link()
+        bind_address(config)  # raises an error for an address that cannot work
         setup = Setup(
             config, choose(_needs(config)), place, link, load_slas(config.observe.sla), incarnation, injection
         )
@@ -97,6 +99,11 @@ class Setup:
         return None if address is None else parse_address("multicast", address)
 
     @property
+    def bind(self) -> tuple[str, int] | None:
+        """The local address at which this member's socket has to listen; None if it is the member's address."""
+        return bind_address(self.config)
+
+    @property
     def state(self) -> StateHolder | None:
         """The application whose state the order transfers; None if the order transfers none."""
         return self.plan.order.state if isinstance(self.plan.order, Priority) else None
@@ -114,10 +121,7 @@ class Setup:
 
     def reference(self) -> str:
         """The group reference: a text from which other processes learn the members' addresses."""
-        peers = {
-            number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            for number, (host, port) in self.place.addresses.items()
-        }
+        peers = {number: address_text(address) for number, address in self.place.addresses.items()}
         return GroupReference(self.place.group, peers, self.place.salt).text()
 
     def qos_observer(self, stack: Stack) -> QosObserver | None:
@@ -146,6 +150,7 @@ class Setup:
             )
             raise InvalidOption("storage", text)
         self._check_pull_options()
+        self._check_min_members()
         copies = 1 if self.multicast is not None else max(1, len(self.place.addresses) - 1)
         share = self.link.share(copies)
         try:
@@ -161,6 +166,12 @@ class Setup:
                 f"the latency bound of the order {self.order} is {duration_text(bound_ns)} with these options",
             )
         return bound_ns
+
+    def _check_min_members(self) -> None:
+        least, most = self.config.min_members, 1 + len(self.policy(1400).neighbours)
+        if least is not None and not 1 <= least <= most:
+            text = f"expected a number from 1 to {most}, the members that this one can hear, itself included"
+            raise InvalidOption("min_members", f"{text}, got {least}")
 
     def _grades(self) -> str:
         return getattr(self.plan.order, "grades", "early")

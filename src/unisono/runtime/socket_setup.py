@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.errors import AddressInUse, MissingDependency
+from unisono.errors import AddressInUse, InvalidOption, MissingDependency
+from unisono.model.addresses import refuse_unspecified
 from unisono.model.events import Violation, ViolationKind
 from unisono.orders.packing import reservation
 from unisono.stack import Stack
@@ -32,6 +33,8 @@ have fewer. `multicast` says whether they came by multicast.
 MAX_UDP_PAYLOAD = 65_507
 DEFAULT_MAX_FRAME = 1_400
 """The default largest frame in bytes: it fits in an Ethernet frame and leaves room for the headers of a tunnel."""
+PROBE_S = 0.2
+"""How many seconds to wait for the network's answer to a probe."""
 _HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _LINUX = sys.platform == "linux"
 # Numbers of Linux socket options that have no name in Python.
@@ -105,6 +108,8 @@ def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], Lookup
     for family in (socket.AF_INET, socket.AF_INET6):
         addresses = {member: address_in_family(answers, family) for member, (_, answers) in answers_by_member.items()}
         if all(address is not None for address in addresses.values()):
+            for member, address in addresses.items():
+                refuse_unspecified(f"peers[{member}]", "" if address is None else address[0])
             return Addresses(family, {m: address for m, address in addresses.items() if address is not None})
     problems = [
         f"{host[0]} of member {member} has {families}"
@@ -132,6 +137,15 @@ def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> A
                 return (str(address[0]), int(address[1]), int(address[2]), int(address[3]))
             return (str(address[0]), int(address[1]))
     return None
+
+
+def local_address(bind: tuple[str, int], family: socket.AddressFamily) -> Address:
+    """The address to bind a socket of this family to; `bind` has a numeric host."""
+    found = address_in_family(resolve_host(bind, "the socket to bind", socket.AI_NUMERICHOST), family)
+    if found is None:
+        name = "IPv4" if family == socket.AF_INET else "IPv6"
+        raise InvalidOption("bind", f"expected an {name} address, because the members have such, got {bind[0]!r}")
+    return found
 
 
 def open_bound_socket(family: socket.AddressFamily, address: Address) -> socket.socket:
@@ -163,6 +177,25 @@ def _cannot_bind(address: Address, error: OSError) -> AddressInUse | MissingDepe
     return MissingDependency(advice)
 
 
+async def probe_address(family: socket.AddressFamily, address: Address) -> int | None:
+    """Send an empty datagram to this address, and wait shortly for an error of the network; return its errno or None.
+
+    The system reports such an error, for example ECONNREFUSED, only to a socket that is connected to the address.
+    """
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+            probe.send(b"")
+            async with asyncio.timeout(PROBE_S):
+                await asyncio.get_running_loop().sock_recv(probe, 1)
+        except TimeoutError:
+            return None
+        except OSError as error:
+            return error.errno
+    return None
+
+
 def grow_buffers(sock: socket.socket, receive_bytes: int, send_bytes: int) -> tuple[int, int]:
     """Request socket buffers of these sizes, beyond the system's limit if permitted; return the granted sizes."""
     return (
@@ -183,7 +216,7 @@ def _grow_buffer(sock: socket.socket, option: int, forced_option: int, size: int
 
 
 def open_multicast_socket(
-    sender: socket.socket, group: tuple[str, int], interface: str
+    sender: socket.socket, group: tuple[str, int], interface: str, ttl: int
 ) -> tuple[socket.socket, Address]:
     """Open a socket that receives the multicast group, and let `sender` send to it; raises OSError if that fails."""
     if sender.family != socket.AF_INET:
@@ -206,7 +239,7 @@ def open_multicast_socket(
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(address[0]) + local)
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, local)
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, ttl)
     except OSError:
         sock.close()
         raise

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import InvalidOption, MissingDependency
+from unisono.model.addresses import is_unspecified
 from unisono.model.effects import Datagram
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.socket_setup import (
@@ -25,14 +26,14 @@ from unisono.runtime.socket_setup import (
     Address,
     Addresses,
     ReceiveCallback,
-    address_in_family,
     grow_buffers,
     kernel_drops,
+    local_address,
     max_frame_to,
     open_bound_socket,
     open_multicast_socket,
+    probe_address,
     resolve_all,
-    resolve_host,
 )
 
 SOL_UDP = 17
@@ -342,6 +343,7 @@ class UdpTransport:
         *,
         bind: tuple[str, int] | None = None,
         multicast: tuple[str, int] | None = None,
+        multicast_ttl: int = 1,
         receive_buffer: int = BUFFER_BYTES,
         send_buffer: int = BUFFER_BYTES,
         offload: bool = True,
@@ -365,13 +367,13 @@ class UdpTransport:
         self._family, self._addresses = resolved.family, resolved.by_member
         here = self._addresses[member]
         if bind is not None:
-            here = address_in_family(resolve_host(bind, "the socket to bind"), self._family) or bind
+            here = local_address(bind, self._family)
         sock = bound_socket if bound_socket is not None else open_bound_socket(self._family, here)
         self._sockets = [sock]
         self._multicast_address: Address | None = None
         self._interface = here[0]
         if multicast is not None:
-            self._join_multicast(sock, multicast, here[0])
+            self._join_multicast(sock, multicast, here[0], multicast_ttl)
         granted = [grow_buffers(each, receive_buffer, send_buffer) for each in self._sockets]
         self.receive_buffer_granted = min(receive for receive, _ in granted)
         self.send_buffer_granted = granted[0][1]
@@ -388,11 +390,11 @@ class UdpTransport:
         self._paused = self._closed = self._reading = False
         self._dropped = 0
 
-    def _join_multicast(self, sender: socket.socket, group: tuple[str, int], bound_to: str) -> None:
+    def _join_multicast(self, sender: socket.socket, group: tuple[str, int], bound_to: str, ttl: int) -> None:
         # A socket that is bound to all addresses receives the group on the interface where the peers reach this member.
-        interface = self._addresses[self.member][0] if bound_to in {"0.0.0.0", "::"} else bound_to
+        interface = self._addresses[self.member][0] if is_unspecified(bound_to) else bound_to
         try:
-            receiver, self._multicast_address = open_multicast_socket(sender, group, interface)
+            receiver, self._multicast_address = open_multicast_socket(sender, group, interface, ttl)
         except (OSError, MissingDependency) as error:
             self.multicast_error = f"multicast to {group[0]} port {group[1]} at {interface}: {error}"
             return
@@ -542,6 +544,11 @@ class UdpTransport:
             inbox.stopped = True
             if self._loop is not None:
                 self._loop.remove_reader(inbox.fileno)
+
+    async def unreachable(self, members: Sequence[int]) -> Mapping[int, int]:
+        """Probe the addresses of these members; return the number (errno) of the network's answer, by member."""
+        answers = await asyncio.gather(*(probe_address(self._family, self._addresses[member]) for member in members))
+        return {member: number for member, number in zip(members, answers, strict=True) if number is not None}
 
     def close(self) -> None:
         """Send waiting datagrams for at most a tenth of a second, and close the sockets."""

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from unisono.errors import NoMajority, Timeout
+from unisono.errors import InvalidOption, NoMajority, Timeout
 from unisono.model.units import NS_PER_S, duration_ns
 from unisono.runtime.driver import Driver
+from unisono.runtime.member_status import peer_statuses
 
 
 @asynccontextmanager
@@ -35,3 +36,30 @@ async def time_limit(
         for note in getattr(error.__cause__, "__notes__", ()):
             failed.add_note(note)
         raise failed from None
+
+
+def members_up(driver: Driver) -> int:
+    """How many members are up, this one included: in the view, not suspected, and heard from."""
+    return 1 + sum(peer.state == "up" for peer in peer_statuses(driver))
+
+
+async def wait_for_members(driver: Driver, count: int, timeout: str | None) -> None:
+    """Wait until `count` members are up; raises Timeout, which names the missing members, after `timeout`."""
+    most = 1 + len(driver.stack.policy.neighbours)
+    if type(count) is not int or not 1 <= count <= most:
+        raise InvalidOption("members", f"expected a number from 1 to {most}, the members of this group, got {count!r}")
+    limit_s = None if timeout is None else duration_ns(timeout, "timeout") / NS_PER_S
+    driver.check_event_loop()
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            driver.raise_if_closed()
+            while members_up(driver) < count:
+                await driver.wait_for_input()
+                driver.raise_if_closed()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        missing = [peer for peer in peer_statuses(driver) if peer.state != "up"]
+        names = ", ".join(f"member {peer.member} ({peer.why_not_up()})" for peer in missing)
+        text = f"only {most - len(missing)} of {count} members were up within {timeout}; missing: {names}"
+        raise Timeout(text) from None

@@ -201,7 +201,14 @@ class MemoryNetwork:
         member, address = options.member, options.addresses[options.member]
         if address in self._transports:
             raise AddressInUse(*address)
-        transport = MemoryTransport(member, options.addresses, self._carry, self._forget, options.injection)
+        transport = MemoryTransport(
+            member,
+            options.addresses,
+            self._carry,
+            self._forget,
+            refuses=self._refuses,
+            injection=options.injection,
+        )
         self._transports[address] = transport
         return transport
 
@@ -238,6 +245,10 @@ class MemoryNetwork:
         heappush(self._in_flight, (due, self.datagrams, address, data, multicast))
         if self._in_flight[0][1] == self.datagrams:  # it is due before all others
             self._set_timer()
+
+    def _refuses(self, sender: MemoryTransport, member: int, address: Address) -> bool:
+        """Whether a datagram would come to an address without a member; on a cut link no answer comes back."""
+        return address not in self._transports and (sender.member, member) not in self._cuts
 
     def _set_timer(self) -> None:
         if self._timer is not None:

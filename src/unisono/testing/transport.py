@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +23,8 @@ Carry = Callable[["MemoryTransport", Address, bytes, bool], None]
 
 Arguments: the sending transport, the destination address, the bytes, and whether the datagram goes by multicast.
 """
+Refuses = Callable[["MemoryTransport", int, Address], bool]
+"""A function that says whether the network refuses datagrams of a transport to this member at this address."""
 
 
 class MemoryTransport:
@@ -37,6 +40,8 @@ class MemoryTransport:
         addresses: Mapping[int, Address],
         carry: Carry,
         on_close: Callable[[MemoryTransport], None],
+        *,
+        refuses: Refuses,
         injection: FaultInjection | None,
     ) -> None:
         self.member = member
@@ -45,6 +50,7 @@ class MemoryTransport:
         self.received = Traffic()
         self._addresses = dict(addresses)
         self._carry, self._on_close, self._injection = carry, on_close, injection
+        self._refuses = refuses
         self._inbox: deque[tuple[bytes, bool]] = deque()
         self._inbox_bytes = self._dropped = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,6 +114,11 @@ class MemoryTransport:
 
     def max_frame(self) -> int:
         return MAX_FRAME_BYTES
+
+    async def unreachable(self, members: Sequence[int]) -> Mapping[int, int]:
+        """The members at whose address no transport is open, with ECONNREFUSED."""
+        refused = [member for member in members if self._refuses(self, member, self._addresses[member])]
+        return dict.fromkeys(refused, errno.ECONNREFUSED)
 
     def close(self) -> None:
         if not self._closed:

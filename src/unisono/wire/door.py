@@ -93,6 +93,8 @@ class Door:
         self.members = frozenset(members)
         self._kinds = {code: kind for code, kind in _KINDS.items() if kind in layered or kind not in _OPTIONAL}
         self.refused: Counter[Refusal] = Counter()
+        self._refused_from: Counter[tuple[int, Refusal]] = Counter()
+        """How many datagrams that name a member as their sender were refused, by that member and the reason."""
 
     def admit(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | None:
         """Decode the frame in data[start:end]. If it is invalid, count it by its reason and return None.
@@ -102,8 +104,14 @@ class Door:
         result = self._check(data, start, end, latest_slot)
         if isinstance(result, Refusal):
             self.refused[result] += 1
+            if end - start >= HEADER_BYTES and (sender := unpack_header(data, start)[4]) in self.members:
+                self._refused_from[sender, result] += 1
             return None
         return result
+
+    def refused_from(self, member: int) -> dict[Refusal, int]:
+        """How many datagrams that name this member as their sender were refused, by reason. Senders can be forged."""
+        return {reason: count for (sender, reason), count in self._refused_from.items() if sender == member}
 
     def _check(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | Refusal:
         if end - start < HEADER_BYTES:

@@ -796,6 +796,11 @@ class StorageIdentity:
             self._send(now, StorageMismatch(self._acceptor.recorded_storage_id(sender)), sender)
         return False
 
+    def peer_problems(self) -> dict[int, str]:
+        """By peer, that it has lost its storage, or that it ignores this member because of this member's storage."""
+        problems = dict.fromkeys(self.refused_by, "ignores this member, because it knows another storage of it")
+        return problems | dict.fromkeys(self.lost_storage, "has lost its storage")
+
     def on_mismatch(self, sender: int, mismatch: StorageMismatch) -> None:
         """Handle a member's report of the storage id that it recorded for this member.
 

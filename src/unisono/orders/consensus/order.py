@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -307,10 +307,13 @@ class ConsensusOrderBase(ABC):
         received_from = self.consensus.detector.has_received_from
         return () if self.running() else tuple(peer for peer in self.consensus.peers if not received_from(peer))
 
+    def peer_problems(self) -> Mapping[int, str]:
+        """The members that do not count because they have lost their storage."""
+        return self.consensus.storage_identity.peer_problems()
+
     def why_not_formed(self) -> str:
-        """A text that names the members that do not count because they lost their storage; empty if all count."""
-        lost = sorted(self.consensus.storage_identity.lost_storage)
-        return f"members {lost} have lost their storage" if lost else ""
+        """Always empty: this order only waits for a majority of members that count."""
+        return ""
 
     def peer_rate(self, peer: int) -> Rate | None:
         """Always None: the members of this order do not exchange their rates."""

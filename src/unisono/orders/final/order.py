@@ -19,7 +19,7 @@ final. Without a majority nothing becomes final; early deliveries continue until
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -560,9 +560,10 @@ class FinalOrder:
         """Whether data frames use IP multicast; reports and votes are sent to each member."""
         return self.inner.by_multicast()
 
+    def peer_problems(self) -> Mapping[int, str]:
+        """By peer, why the inner order refuses it, or that it has lost its storage."""
+        return {**self.consensus.storage_identity.peer_problems(), **self.inner.peer_problems()}
+
     def why_not_formed(self) -> str:
-        """A text that says why the inner order has not formed and which members lost their storage; may be empty."""
-        reasons = [self.inner.why_not_formed()]
-        if lost := sorted(self.consensus.storage_identity.lost_storage):
-            reasons.append(f"members {lost} lost their storage")
-        return "; ".join(filter(None, reasons))
+        """Why the inner order has not formed; may be empty."""
+        return self.inner.why_not_formed()

@@ -19,7 +19,7 @@ into the queue while no member fails (`bounds.queue_bound_ns`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -406,6 +406,10 @@ class PriorityOrder:
     def running(self) -> bool:
         """Whether this member is in a view."""
         return bool(self._members) and not self._has_left
+
+    def peer_problems(self) -> Mapping[int, str]:
+        """Always empty: this order refuses no peer before it forms."""
+        return {}
 
     def why_not_formed(self) -> str:
         """Why this member is in no view although others are heard; empty if it is in a view, or hears no other one."""
