@@ -38,8 +38,8 @@ RETAINED_BYTES = 8 << 20
 """Keep fewer of the values that the snapshot replaces if they have more bytes than this."""
 RECORD_DECIDED_EVERY = 64
 """Record the last decision once per this many decisions. The record only saves work after a crash."""
-FRAMES_PER_ANSWER = 16
-"""At most this many frames answer one FETCH."""
+ANSWER_BYTES = 128 << 10
+"""Answer one FETCH with no further frame once its frames have this many bytes, so that they fit a receive buffer."""
 _ENTRY_BYTES = 12
 """Bytes that a frame needs for each value besides the value itself: its ballot and its length."""
 
@@ -366,7 +366,7 @@ class CatchUp:
         """Fetch if an answer or a decision is overdue."""
         due, peer = self.retry_at(), self._overdue_from()
         if due is not None and peer is not None and now >= due:
-            self._round_trips[peer].timed_out()
+            self._round_trips[peer].sent_again(now, self._acceptor.decided + 1)
             self._send_fetch(now, peer)
 
     def _overdue_from(self) -> int | None:
@@ -444,11 +444,12 @@ class CatchUp:
             self._send_snapshot(now, to, fetch)
             return
         learns: list[Learn] = []
-        first = fetch.first
-        while first <= acceptor.decided and len(learns) < FRAMES_PER_ANSWER:
+        first, bytes_left = fetch.first, ANSWER_BYTES
+        while first <= acceptor.decided and bytes_left > 0:
             values = acceptor.values_that_fit(first, acceptor.decided, self._max_bytes)
             learns.append(Learn(acceptor.decided, first, values))
             first += len(values)
+            bytes_left -= sum(map(len, values)) + _ENTRY_BYTES * len(values)
         for number, learn in enumerate(learns, 1):
             self._send(now, learn, to, len(learns) - number)
 
@@ -457,7 +458,7 @@ class CatchUp:
         k, state = self._acceptor.snapshot_at, self._acceptor.snapshot
         step = self._max_bytes - SNAPSHOT_BYTES
         start = fetch.offset if fetch.snapshot == k and fetch.offset <= len(state) else 0
-        offsets = range(start, max(len(state), start + 1), step)[:FRAMES_PER_ANSWER]
+        offsets = range(start, max(len(state), start + 1), step)[: -(-ANSWER_BYTES // step)]
         for number, offset in enumerate(offsets, 1):
             part = Snapshot(k, len(state), offset, state[offset : offset + step])
             self._send(now, part, to, len(offsets) - number)

@@ -204,6 +204,11 @@ class Consensus:
         return self._leader_state is not None
 
     @property
+    def is_behind(self) -> bool:
+        """Whether another member has announced decisions that this member lacks."""
+        return self._catch_up.is_behind()
+
+    @property
     def next_free(self) -> int:
         """The first instance for which this member has accepted no value: the next one that a leader may use."""
         return self._acceptor.last_accepted + 1
@@ -329,7 +334,7 @@ class Consensus:
             if now >= self._campaign_at():
                 self._campaign(now)
         elif self._proposals and now >= self._retry_at:
-            self._proposal_round_trip.timed_out()
+            self._proposal_round_trip.sent_again(now, self.decided + 1)
             self._forward_proposals(now, self._proposals)
         self._catch_up.wake(now)
         self._flush_unless_batched(now)
@@ -764,7 +769,7 @@ class LeaderState:
         They repeat undecided values. A member that lacks only decided values gets an announcement, and fetches them.
         """
         self._waiting_since[member] = now
-        self._round_trips[member].timed_out()
+        self._round_trips[member].sent_again(now, self._accepted_upto[member] + 1)
         first = max(self._accepted_upto[member], self._acceptor.decided) + 1
         frames = [(accept, 1) for accept in self._accepts_from(first, max_bytes, RETRANSMIT_FRAMES_MAX)]
         return frames or [(Accept(self.ballot, self.base, self._acceptor.decided, 0, ()), 1)]

@@ -364,6 +364,8 @@ class ConsensusOrder(ConsensusOrderBase):
         """How many undecided bundles were forwarded to the present leader, and from when their time-out runs."""
         self._round_trip = RoundTrip()
         """Measures the time from forwarding an own bundle to its decision."""
+        self._last_suspect = self._last_resent = -1
+        """The last bundle that was forwarded before the last time-out, and the last one that was forwarded again."""
         # Leading.
         self._to_propose: deque[bytes] = deque()
         """Encoded bundles that a leader puts into the next values."""
@@ -471,6 +473,7 @@ class ConsensusOrder(ConsensusOrderBase):
         self.adopt_leader(now, self.log.first_slot)
         self._forwarded, self._forwarded_at = 0, now
         self._round_trip.forget_item()
+        self._last_suspect = -1
         self._forward(now)
 
     # -- sending: bundles to the leader ----------------------------------------------------------------------
@@ -485,8 +488,9 @@ class ConsensusOrder(ConsensusOrderBase):
     def _forward(self, now: int) -> None:
         """Forward further bundles to the leader, up to FORWARDED_MAX in total."""
         if self.consensus.leader is not None and self._forwarded < min(len(self._undecided), FORWARDED_MAX):
-            for serial, _, bundle in islice(self._undecided, self._forwarded, FORWARDED_MAX):
-                self._round_trip.sent(now, serial)
+            if self._forwarded < RETRANSMIT_AT_ONCE and not self.consensus.is_behind:  # otherwise decisions are late
+                self._round_trip.sent(now, self._undecided[self._forwarded][0])
+            for _, _, bundle in islice(self._undecided, self._forwarded, FORWARDED_MAX):
                 self.consensus.forward(now, bundle)
             self._forwarded = min(len(self._undecided), FORWARDED_MAX)
 
@@ -498,9 +502,20 @@ class ConsensusOrder(ConsensusOrderBase):
         consensus = self.consensus
         if self._undecided and consensus.leader is not None and now >= self._forward_again_at():
             self._forwarded_at = now
-            self._round_trip.timed_out()
-            for _, _, bundle in islice(self._undecided, min(self._forwarded, RETRANSMIT_AT_ONCE)):
+            self._round_trip.sent_again(now, self._undecided[0][0])
+            self._last_suspect = self._undecided[0][0] + self._forwarded - 1
+            for serial, _, bundle in islice(self._undecided, min(self._forwarded, RETRANSMIT_AT_ONCE)):
                 consensus.forward(now, bundle)
+                self._last_resent = serial
+
+    def _forward_next_missing(self, now: int) -> None:
+        """After a time-out, forward the first undecided bundle again, unless that was done since the time-out.
+
+        The leader has had the bundles before it decided. This one was forwarded with them, and it is probably missing.
+        """
+        if self._undecided and self._last_resent < self._undecided[0][0] <= self._last_suspect:
+            self._last_resent = self._undecided[0][0]
+            self.consensus.forward(now, self._undecided[0][2])
 
     # -- leading: bundles into values ------------------------------------------------------------------------
 
@@ -577,6 +592,7 @@ class ConsensusOrder(ConsensusOrderBase):
             self._undecided_bytes -= len(self._undecided.popleft()[2])
             self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
         self._round_trip.answered(now, next_undecided - 1)
+        self._forward_next_missing(now)
         self._forward(now)
 
     def check_instance(self, decision: ConsensusOutput) -> None:
