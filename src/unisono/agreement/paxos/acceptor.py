@@ -299,10 +299,10 @@ class CatchUp:
         max_bytes: int,
         round_trips: Mapping[int, RoundTrip],
         *,
-        longest_wait_ns: int,
+        longest_ns: int,
         check_state: CheckState,
     ) -> None:
-        """`max_bytes` is the space in one frame for values and their lengths."""
+        """`max_bytes` is the space in one frame for values and their lengths; `longest_ns` the longest round trip."""
         self._acceptor = acceptor
         self._check_state = check_state
         self.unreadable_snapshots = 0
@@ -310,7 +310,7 @@ class CatchUp:
         self._send = send
         self._max_bytes = max_bytes
         self._round_trips = round_trips
-        self._longest_wait_ns = longest_wait_ns
+        self._longest_ns = longest_ns
         self._known_decided = 0
         """The last instance that another member (`_source`) is known to have decided."""
         self._source = 0
@@ -346,9 +346,9 @@ class CatchUp:
 
     def on_progress(self, now: int) -> None:
         """Record that further instances are decided here."""
-        decided = self._acceptor.decided
-        for member in {self._source, self._awaited_from} & self._round_trips.keys():
-            self._round_trips[member].answered(now, decided)
+        for member in (self._source, self._awaited_from):
+            if member in self._round_trips:  # 0 before the first fetch or the first leader
+                self._round_trips[member].answered(now, self._acceptor.decided)
         self._wait_from = now
         if not self.is_behind():
             self._fetching = False
@@ -360,7 +360,7 @@ class CatchUp:
     def retry_at(self) -> int | None:
         """When to fetch if nothing arrives; None if nothing is expected."""
         peer = self._overdue_from()
-        return None if peer is None else self._wait_from + self._round_trips[peer].wait_ns(self._longest_wait_ns)
+        return None if peer is None else self._wait_from + self._round_trips[peer].wait_ns(self._longest_ns)
 
     def wake(self, now: int) -> None:
         """Fetch if an answer or a decision is overdue."""

@@ -129,8 +129,7 @@ class Consensus:
     ) -> None:
         """Start member `me`, from `stored_records` if it has storage.
 
-        A leader sends a heartbeat every `every_ns`. Unanswered frames are retransmitted after about the measured round
-        trip. `retry_ns` is the longest round trip to expect, and the one to assume before it is measured.
+        A leader sends a heartbeat every `every_ns`. Frames are retransmitted after a round trip, `retry_ns` at most.
         If the caller passes a `detector`, the caller also drives it; otherwise this automaton owns one and sends its
         heartbeats. With `batch_replies`, inputs do not flush by themselves: the owner calls `flush` after several of
         them, so that one reply answers all frames that arrived together. `check_state` raises Unreadable for the state
@@ -159,18 +158,13 @@ class Consensus:
         self._own_detector = detector is None
         self._every_ns, self._retry_ns, self._incarnation, self._epoch = every_ns, retry_ns, incarnation, epoch
         self._storage_id = stored_records.storage_id if stored_records is not None else incarnation
-        self._acceptor = Acceptor(me, retain)
-        self._acceptor.recover(stored_records.records if stored_records is not None else ())
-        self.storage_identity = StorageIdentity(self._acceptor, self._storage_id, self._send, retry_ns)
+        acceptor = self._acceptor = Acceptor(me, retain)
+        acceptor.recover(stored_records.records if stored_records is not None else ())
+        self.storage_identity = StorageIdentity(acceptor, self._storage_id, self._send, retry_ns)
         self._round_trips = {peer: RoundTrip() for peer in self.peers}
         self._proposal_round_trip = RoundTrip()  # from a proposal of this member to the decision of its instance
         self._catch_up = CatchUp(
-            self._acceptor,
-            self._send,
-            self.max_value_bytes,
-            self._round_trips,
-            longest_wait_ns=retry_ns,
-            check_state=check_state,
+            acceptor, self._send, self.max_value_bytes, self._round_trips, longest_ns=retry_ns, check_state=check_state
         )
         self._batch_replies = batch_replies
         self._reply_to = dict[int, None]()  # the members that the next flush sends an ACCEPTED to, in order
