@@ -5,22 +5,32 @@ from __future__ import annotations
 import pytest
 from tests.simulation.consensus_world import HEARTBEAT_NS, MS, RETRY_NS, ConsensusWorld
 
-from unisono.agreement.paxos.acceptor import RECORD_DECIDED_EVERY, Acceptor, Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.acceptor import (
+    ANSWER_BYTES,
+    RECORD_DECIDED_EVERY,
+    Acceptor,
+    Decision,
+    ForwardedValue,
+    RestoredState,
+)
 from unisono.agreement.paxos.consensus import MAX_LAG_BYTES, CandidateState, Consensus, Role, ballot_after, owner_of
 from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
     Accepted,
     ConsensusMessage,
+    Fetch,
     Learn,
     Prepare,
     Promise,
     Proposal,
     StorageMismatch,
 )
+from unisono.agreement.round_trip import WAIT_MIN_NS
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, StorageError
 from unisono.model.effects import StoredRecords
+from unisono.model.units import EVERYONE
 from unisono.wire.codec import control_frame
 from unisono.wire.frame import Frame, Kind
 
@@ -248,6 +258,88 @@ def test_the_standing_names_the_leader_the_majority_and_the_suspected_members() 
     found = leader.standing()
     assert (found.leader, found.majority, found.suspected) == (None, False, (2, 3))
     assert found.role_of(1) == "blocked"
+
+
+def retransmitted(leader: Consensus, until: int) -> list[tuple[int, int, Accept]]:
+    """The ACCEPT frames that a leader sends to single members up to a time: (when, to, message)."""
+    leader.down.clear()
+    while (at := leader.wake_at()) is not None and at <= until:
+        leader.wake(at)
+    return [
+        (frame.sent_ns, frame.to, frame.message)
+        for frame in leader.down
+        if isinstance(frame.message, Accept) and frame.to != EVERYONE
+    ]
+
+
+def test_a_leader_retransmits_after_the_measured_round_trip_and_then_less_often() -> None:
+    leader, ballot = elected(), ballot_after(0, 1)
+    assert leader.propose(MS, 1, b"v1")
+    assert retransmitted(leader, MS + RETRY_NS - 1) == [], "no round trip is measured yet"
+    for member in (2, 3):
+        leader.from_below(2 * MS, frame_of(member, Accepted(ballot, 1, 0)))
+    assert leader.propose(3 * MS, 2, b"v2")
+    value = Accept(ballot, 1, 1, 2, (b"v2",))
+    times = [3 * MS + WAIT_MIN_NS, 3 * MS + WAIT_MIN_NS + 2 * WAIT_MIN_NS]
+    assert retransmitted(leader, times[-1]) == [(at, to, value) for at in times for to in (2, 3)]
+
+
+def test_a_leader_tells_a_member_about_decided_values_that_it_has_not_accepted() -> None:
+    """The member fetches them."""
+    leader, ballot = elected(), ballot_after(0, 1)
+    for at, k in ((MS, 1), (3 * MS, 2)):
+        assert leader.propose(at, k, b"v%d" % k)
+        for member in (2, 3)[: 3 - k]:
+            leader.from_below(at + MS, frame_of(member, Accepted(ballot, k, 0)))
+    assert leader.decided == 2
+    overdue = 3 * MS + WAIT_MIN_NS
+    assert retransmitted(leader, overdue) == [(overdue, 3, Accept(ballot, 1, 2, 0, ()))]
+
+
+def fetches(follower: Consensus) -> list[tuple[int, int]]:
+    """When the follower sent FETCH frames, and for values from which instance on."""
+    return [(frame.sent_ns, frame.message.first) for frame in follower.down if isinstance(frame.message, Fetch)]
+
+
+def test_a_follower_fetches_a_decision_whose_announcement_is_overdue() -> None:
+    follower, ballot = started(members=(1, 2, 3, 4, 5)), ballot_after(0, 2)
+    follower.from_below(MS, frame_of(2, Accept(ballot, 1, 0, 1, (b"v1",))))
+    follower.from_below(3 * MS, frame_of(2, Accept(ballot, 1, 1, 0, ())))
+    follower.from_below(4 * MS, frame_of(2, Accept(ballot, 1, 1, 2, (b"v2",))))
+    assert follower.decisions == [Decision(1, b"v1")]
+    due = 4 * MS + 6 * MS  # the first measurement was 2 ms: a round trip and four deviations of half of it
+    follower.wake(due - 1)
+    assert fetches(follower) == []
+    follower.wake(due)
+    assert fetches(follower) == [(due, 2)]
+    follower.from_below(due + 2 * MS, frame_of(2, Learn(2, 2, (b"v2",))))
+    assert follower.decisions[-1] == Decision(2, b"v2")
+    assert follower.wake_at() != due + 12 * MS, "nothing is expected any more"
+
+
+def test_a_follower_fetches_at_once_and_again_when_the_answer_is_complete() -> None:
+    follower, ballot = started(members=(1, 2, 3, 4, 5)), ballot_after(0, 2)
+    follower.from_below(MS, frame_of(2, Accept(ballot, 1, 9, 0, ())))
+    follower.from_below(2 * MS, frame_of(2, Accept(ballot, 1, 9, 0, ())))
+    assert fetches(follower) == [(MS, 1)], "one answer is outstanding"
+    follower.from_below(3 * MS, frame_of(2, Learn(9, 1, (b"v1", b"v2")), number=1))
+    assert fetches(follower) == [(MS, 1)], "one more frame of the answer is on its way"
+    follower.from_below(4 * MS, frame_of(2, Learn(9, 3, (b"v3",))))
+    assert fetches(follower) == [(MS, 1), (4 * MS, 4)]
+    follower.wake(4 * MS + 6 * MS)  # the first measurement was 2 ms
+    assert fetches(follower)[2:] == [(10 * MS, 4)], "the answer is lost"
+
+
+def test_an_answer_to_a_fetch_is_bounded_in_bytes() -> None:
+    leader, ballot = elected(window=512), ballot_after(0, 1)
+    for k in range(1, 301):
+        assert leader.propose(MS, k, bytes(1000))
+    leader.from_below(2 * MS, frame_of(2, Accepted(ballot, 300, 0)))
+    leader.down.clear()
+    leader.from_below(3 * MS, frame_of(3, Fetch(1, 0, 0)))
+    learns = [frame for frame in leader.down if isinstance(frame.message, Learn)]
+    assert [frame.number for frame in learns] == list(range(len(learns) - 1, -1, -1))
+    assert ANSWER_BYTES <= sum(len(frame.body) for frame in learns) < ANSWER_BYTES + 10_000
 
 
 def test_forwarded_values_reach_the_owner_of_the_leader() -> None:

@@ -10,7 +10,7 @@ has discarded those values, it answers with its snapshot, the state that replace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ from unisono.agreement.paxos.messages import (
     StorageIdRecord,
     ValueRecord,
 )
+from unisono.agreement.round_trip import RoundTrip
 from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import Write
 from unisono.wire.codec import Unreadable
@@ -37,8 +38,8 @@ RETAINED_BYTES = 8 << 20
 """Keep fewer of the values that the snapshot replaces if they have more bytes than this."""
 RECORD_DECIDED_EVERY = 64
 """Record the last decision once per this many decisions. The record only saves work after a crash."""
-FRAMES_PER_ANSWER = 16
-"""At most this many frames answer one FETCH."""
+ANSWER_BYTES = 128 << 10
+"""Answer one FETCH with no further frame once its frames have this many bytes, so that they fit a receive buffer."""
 _ENTRY_BYTES = 12
 """Bytes that a frame needs for each value besides the value itself: its ballot and its length."""
 
@@ -284,23 +285,41 @@ CheckState = Callable[[bytes], object]
 
 
 class CatchUp:
-    """Fetches decisions that other members know, and answers members that fetch."""
+    """Fetches decisions that other members know, and answers members that fetch.
+
+    It fetches as soon as it learns of decisions that are missing here, and again as soon as an answer is complete. If
+    neither a decision nor a part of a snapshot arrives for about a round trip, it fetches again. It also fetches if its
+    leader does not announce a decision in that time, because the announcement may be lost.
+    """
 
     def __init__(
-        self, acceptor: Acceptor, send: SendPart, max_bytes: int, retry_ns: int, check_state: CheckState
+        self,
+        acceptor: Acceptor,
+        send: SendPart,
+        max_bytes: int,
+        round_trips: Mapping[int, RoundTrip],
+        *,
+        longest_ns: int,
+        check_state: CheckState,
     ) -> None:
-        """`max_bytes` is the space in one frame for values and their lengths."""
+        """`max_bytes` is the space in one frame for values and their lengths; `longest_ns` the longest round trip."""
         self._acceptor = acceptor
         self._check_state = check_state
         self.unreadable_snapshots = 0
         """How many snapshots of other members this member could not read, and dropped."""
         self._send = send
         self._max_bytes = max_bytes
-        self._retry_ns = retry_ns
+        self._round_trips = round_trips
+        self._longest_ns = longest_ns
         self._known_decided = 0
         """The last instance that another member (`_source`) is known to have decided."""
         self._source = 0
-        self._asked_at: int | None = None
+        self._awaited, self._awaited_from = 0, 0
+        """The last instance whose decision the leader, `_awaited_from`, is expected to announce."""
+        self._fetching = False
+        """Whether an answer is outstanding."""
+        self._wait_from = 0
+        """When the last fetch was sent or the last progress was made."""
         self._partial_snapshot_k = 0
         self._partial_snapshot = bytearray()
 
@@ -310,34 +329,73 @@ class CatchUp:
         """Record a member's announcement that instances up to `decided` are decided, and fetch missing decisions."""
         if decided > self._acceptor.decided and decided >= self._known_decided:
             self._known_decided, self._source = decided, member
-        if self.is_behind() and (self._asked_at is None or now >= self._asked_at + self._retry_ns):
+        if self.is_behind() and not self._fetching:
             self._fetch(now)
+
+    def await_decisions(self, now: int, leader: int, upto: int) -> None:
+        """Expect that the leader announces the decisions up to `upto`, about a round trip from now."""
+        if upto > self._acceptor.decided:
+            if self._awaited <= self._acceptor.decided and not self._fetching:
+                self._wait_from = now
+            self._awaited, self._awaited_from = upto, leader
+            self._round_trips[leader].sent(now, upto)
+
+    def stop_awaiting(self) -> None:
+        """Expect no announcements any more: this member follows no leader."""
+        self._awaited = 0
+
+    def on_progress(self, now: int) -> None:
+        """Record that further instances are decided here."""
+        for member in (self._source, self._awaited_from):
+            if member in self._round_trips:  # 0 before the first fetch or the first leader
+                self._round_trips[member].answered(now, self._acceptor.decided)
+        self._wait_from = now
+        if not self.is_behind():
+            self._fetching = False
 
     def is_behind(self) -> bool:
         """Whether another member knows more decisions."""
         return self._known_decided > self._acceptor.decided
 
     def retry_at(self) -> int | None:
-        """When to fetch again if no answer arrives; None if no answer is outstanding."""
-        return self._asked_at + self._retry_ns if self.is_behind() and self._asked_at is not None else None
+        """When to fetch if nothing arrives; None if nothing is expected."""
+        peer = self._overdue_from()
+        return None if peer is None else self._wait_from + self._round_trips[peer].wait_ns(self._longest_ns)
 
     def wake(self, now: int) -> None:
-        """Fetch again if the answer is overdue."""
-        due = self.retry_at()
-        if due is not None and now >= due:
-            self._fetch(now)
+        """Fetch if an answer or a decision is overdue."""
+        due, peer = self.retry_at(), self._overdue_from()
+        if due is not None and peer is not None and now >= due:
+            self._round_trips[peer].sent_again(now, self._acceptor.decided + 1)
+            self._send_fetch(now, peer)
+
+    def _overdue_from(self) -> int | None:
+        """The member from which an answer or a decision is expected; None if nothing is expected."""
+        if self.is_behind() and self._fetching:
+            return self._source
+        return self._awaited_from if self._awaited > self._acceptor.decided else None
 
     def _fetch(self, now: int) -> None:
-        self._asked_at = now
+        self._fetching = True
+        round_trip = self._round_trips[self._source]
+        round_trip.forget_item()
+        round_trip.sent(now, self._acceptor.decided + 1)
+        self._send_fetch(now, self._source)
+
+    def _send_fetch(self, now: int, to: int) -> None:
+        self._wait_from = now
         fetch = Fetch(self._acceptor.decided + 1, self._partial_snapshot_k, len(self._partial_snapshot))
-        self._send(now, fetch, self._source, 0)
+        self._send(now, fetch, to, 0)
 
     def receive_values(self, now: int, sender: int, learn: Learn, more_frames: int) -> None:
         """Learn decided values. Values that do not follow the last decision here are skipped."""
         acceptor = self._acceptor
+        before = acceptor.decided
         for k, value in enumerate(learn.values, learn.first):
             if k == acceptor.decided + 1:
                 acceptor.learn(value)
+        if acceptor.decided > before:
+            self.on_progress(now)
         self._fetch_if_behind(now, sender, learn.decided, more_frames)
 
     def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
@@ -347,10 +405,12 @@ class CatchUp:
         """
         if snapshot.k <= self._acceptor.decided:
             return None
+        self._source = self._source or sender
         if snapshot.k != self._partial_snapshot_k:
             self._partial_snapshot_k, self._partial_snapshot = snapshot.k, bytearray()
-        if snapshot.offset == len(self._partial_snapshot):
+        if snapshot.part and snapshot.offset == len(self._partial_snapshot):
             self._partial_snapshot += snapshot.part
+            self._wait_from = now
         if len(self._partial_snapshot) < snapshot.total:
             if more_frames == 0:
                 self._fetch(now)
@@ -363,6 +423,7 @@ class CatchUp:
             self.unreadable_snapshots += 1
             return None
         self._acceptor.install_snapshot(snapshot.k, state)
+        self.on_progress(now)
         self._fetch_if_behind(now, sender, snapshot.k, 0)
         return RestoredState(snapshot.k, state)
 
@@ -383,11 +444,12 @@ class CatchUp:
             self._send_snapshot(now, to, fetch)
             return
         learns: list[Learn] = []
-        first = fetch.first
-        while first <= acceptor.decided and len(learns) < FRAMES_PER_ANSWER:
+        first, bytes_left = fetch.first, ANSWER_BYTES
+        while first <= acceptor.decided and bytes_left > 0:
             values = acceptor.values_that_fit(first, acceptor.decided, self._max_bytes)
             learns.append(Learn(acceptor.decided, first, values))
             first += len(values)
+            bytes_left -= sum(map(len, values)) + _ENTRY_BYTES * len(values)
         for number, learn in enumerate(learns, 1):
             self._send(now, learn, to, len(learns) - number)
 
@@ -396,7 +458,7 @@ class CatchUp:
         k, state = self._acceptor.snapshot_at, self._acceptor.snapshot
         step = self._max_bytes - SNAPSHOT_BYTES
         start = fetch.offset if fetch.snapshot == k and fetch.offset <= len(state) else 0
-        offsets = range(start, max(len(state), start + 1), step)[:FRAMES_PER_ANSWER]
+        offsets = range(start, max(len(state), start + 1), step)[: -(-ANSWER_BYTES // step)]
         for number, offset in enumerate(offsets, 1):
             part = Snapshot(k, len(state), offset, state[offset : offset + step])
             self._send(now, part, to, len(offsets) - number)

@@ -58,6 +58,7 @@ from unisono.agreement.paxos.messages import (
     Snapshot,
     StorageMismatch,
 )
+from unisono.agreement.round_trip import RoundTrip
 from unisono.errors import InvalidOption
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.status import Standing
@@ -128,7 +129,7 @@ class Consensus:
     ) -> None:
         """Start member `me`, from `stored_records` if it has storage.
 
-        A leader sends a heartbeat every `every_ns`. Unanswered frames are retransmitted after `retry_ns`, a round trip.
+        A leader sends a heartbeat every `every_ns`. Frames are retransmitted after a round trip, `retry_ns` at most.
         If the caller passes a `detector`, the caller also drives it; otherwise this automaton owns one and sends its
         heartbeats. With `batch_replies`, inputs do not flush by themselves: the owner calls `flush` after several of
         them, so that one reply answers all frames that arrived together. `check_state` raises Unreadable for the state
@@ -157,10 +158,14 @@ class Consensus:
         self._own_detector = detector is None
         self._every_ns, self._retry_ns, self._incarnation, self._epoch = every_ns, retry_ns, incarnation, epoch
         self._storage_id = stored_records.storage_id if stored_records is not None else incarnation
-        self._acceptor = Acceptor(me, retain)
-        self._acceptor.recover(stored_records.records if stored_records is not None else ())
-        self.storage_identity = StorageIdentity(self._acceptor, self._storage_id, self._send, retry_ns)
-        self._catch_up = CatchUp(self._acceptor, self._send, self.max_value_bytes, retry_ns, check_state)
+        acceptor = self._acceptor = Acceptor(me, retain)
+        acceptor.recover(stored_records.records if stored_records is not None else ())
+        self.storage_identity = StorageIdentity(acceptor, self._storage_id, self._send, retry_ns)
+        self._round_trips = {peer: RoundTrip() for peer in self.peers}
+        self._proposal_round_trip = RoundTrip()  # from a proposal of this member to the decision of its instance
+        self._catch_up = CatchUp(
+            acceptor, self._send, self.max_value_bytes, self._round_trips, longest_ns=retry_ns, check_state=check_state
+        )
         self._batch_replies = batch_replies
         self._reply_to = dict[int, None]()  # the members that the next flush sends an ACCEPTED to, in order
         self._proposals: dict[int, bytes] = {}  # this member's own values for undecided instances
@@ -191,6 +196,11 @@ class Consensus:
     def is_leader(self) -> bool:
         """Whether this member leads, as far as it knows."""
         return self._leader_state is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether another member has announced decisions that this member lacks."""
+        return self._catch_up.is_behind()
 
     @property
     def next_free(self) -> int:
@@ -317,7 +327,8 @@ class Consensus:
         elif self.leader is None:
             if now >= self._campaign_at():
                 self._campaign(now)
-        elif now >= self._retry_at:
+        elif self._proposals and now >= self._retry_at:
+            self._proposal_round_trip.sent_again(now, self.decided + 1)
             self._forward_proposals(now, self._proposals)
         self._catch_up.wake(now)
         self._flush_unless_batched(now)
@@ -330,7 +341,7 @@ class Consensus:
         if self._own_detector:
             times.append(self.detector.wake_at())
         if self._leader_state is not None:
-            times += [self._leader_state.heartbeat_at, self._retry_at if self._leader_state.has_unanswered() else None]
+            times += [self._leader_state.heartbeat_at, self._leader_state.retransmit_at(self._longest_wait_ns())]
         elif self._candidate_state is not None:
             times += [self._candidate_state.ends_at, self._retry_at]
         elif self.leader is None:
@@ -348,7 +359,7 @@ class Consensus:
         """Create the frames that the input since the last flush calls for, and report new decisions."""
         if self._leader_state is not None:
             self._leader_state.propose_pending(self.window, self.majority)
-            for accept, wants_reply in self._leader_state.accepts_to_broadcast(self.max_value_bytes):
+            for accept, wants_reply in self._leader_state.accepts_to_broadcast(now, self.max_value_bytes):
                 self._send(now, accept, EVERYONE, wants_reply)
         if self._reply_to:
             promised, following = self._acceptor.promised, self._follower_state
@@ -356,7 +367,12 @@ class Consensus:
             for member in self._reply_to:
                 self._send(now, Accepted(promised, upto, self.decided), member)
             self._reply_to.clear()
-        self._report_decisions()
+            if self.leader in self._round_trips:
+                self._catch_up.await_decisions(now, self.leader, upto)
+        if self._reported != self.decided:
+            self._catch_up.on_progress(now)
+            self._proposal_round_trip.answered(now, self.decided)
+            self._report_decisions()
         if self._own_detector and self.detector.down:
             self.down += self.detector.down
             self.detector.down.clear()
@@ -366,8 +382,6 @@ class Consensus:
             self.flush(now)
 
     def _report_decisions(self) -> None:
-        if self._reported == self.decided:
-            return
         while self._reported < self.decided:
             self._reported += 1
             self.decisions.append(Decision(self._reported, self._acceptor.value(self._reported)))
@@ -465,8 +479,7 @@ class Consensus:
         self.role, self._candidate_state, self.leader = Role.LEADER, None, self.me
         self.leader_changes += 1
         own_values = {k: value for k, value in sorted(self._proposals.items()) if k > acceptor.last_accepted}
-        self._leader_state = LeaderState(candidate.ballot, acceptor, self.peers, now, own_values)
-        self._retry_at = now + self._retry_ns
+        self._leader_state = LeaderState(candidate.ballot, acceptor, self._round_trips, now, own_values)
 
     # -- phase 2, leader: propose, accept --------------------------------------------------------------------
 
@@ -504,11 +517,14 @@ class Consensus:
                 self._become_leaderless(now)
                 return
             leading.heartbeat(now, every)
-        if now >= self._retry_at:
-            self._retry_at = now + max(self._retry_ns, self.detector.response_time_ns())
-            for member in self.detector.trusted(self.peers):
-                for accept in leading.accepts_to_retransmit(member, self.max_value_bytes):
-                    self._send(now, accept, member)
+        for member in leading.overdue(now, self._longest_wait_ns()):
+            for accept, wants_reply in leading.accepts_to_retransmit(now, member, self.max_value_bytes):
+                if not self.detector.suspected(member):
+                    self._send(now, accept, member, wants_reply)
+
+    def _longest_wait_ns(self) -> int:
+        """The longest time to wait for an answer: a round trip by the declared delays, or longer under overload."""
+        return max(self._retry_ns, self.detector.response_time_ns())
 
     # -- phase 2, follower: accepted -------------------------------------------------------------------------
 
@@ -540,6 +556,9 @@ class Consensus:
     def _become_leaderless(self, wait_for_leader_from_ns: int) -> None:
         self.role, self._candidate_state, self._leader_state, self.leader = Role.FOLLOWER, None, None, None
         self._wait_for_leader_from_ns = wait_for_leader_from_ns
+        self._catch_up.stop_awaiting()
+        for round_trip in self._round_trips.values():
+            round_trip.forget_item()
 
     def _check_leader(self, now: int) -> None:
         silent = (
@@ -553,9 +572,10 @@ class Consensus:
         return self.detector.timeout_ns(self.leader or self.me) + self._every_ns
 
     def _forward_proposals(self, now: int, instances: Iterable[int]) -> None:
-        self._retry_at = now + max(self._retry_ns, self.detector.response_time_ns())
+        self._retry_at = now + self._proposal_round_trip.wait_ns(self._longest_wait_ns())
         if self.leader is not None:
             for k in sorted(instances):
+                self._proposal_round_trip.sent(now, k)
                 self._send(now, Proposal(k, self._proposals[k]), self.leader)
 
     # -- learn -----------------------------------------------------------------------------------------------
@@ -636,8 +656,14 @@ class LeaderState:
     """
 
     def __init__(
-        self, ballot: int, acceptor: Acceptor, peers: Sequence[int], now: int, pending_values: Mapping[int, bytes]
+        self,
+        ballot: int,
+        acceptor: Acceptor,
+        round_trips: Mapping[int, RoundTrip],
+        now: int,
+        pending_values: Mapping[int, bytes],
     ) -> None:
+        peers = tuple(round_trips)
         self.ballot = ballot
         self.base = acceptor.decided + 1
         self.pending_values = dict(pending_values)
@@ -651,13 +677,23 @@ class LeaderState:
         self._announced_decided = -1
         """The last decided instance announced to the peers; -1 forces an announcement, which serves as a heartbeat."""
         self._accepted_upto = dict.fromkeys(peers, acceptor.decided)
-        self._accepted_upto_before = dict(self._accepted_upto)
+        self._round_trips = round_trips
+        self._waiting_since: dict[int, int] = {}
+        """For each peer that has not accepted all values sent: when it was sent values or accepted some, at last."""
 
     def on_accepted(self, member: int, upto: int, decided: int, now: int) -> None:
         """Record that a member has accepted all values up to `upto` and knows the decisions up to `decided`."""
         self.last_answer_ns[member] = now
         self.known_decided[member] = max(self.known_decided[member], decided)
-        self._accepted_upto[member] = max(self._accepted_upto[member], min(upto, self._acceptor.last_accepted))
+        accepted = min(upto, self._acceptor.last_accepted)
+        if accepted <= self._accepted_upto[member]:
+            return
+        self._accepted_upto[member] = accepted
+        self._round_trips[member].answered(now, accepted)
+        if accepted >= self._sent_upto:
+            self._waiting_since.pop(member, None)
+        else:
+            self._waiting_since[member] = now
 
     def too_far_behind(self) -> list[int]:
         """The peers that lack more than MAX_LAG_BYTES of values.
@@ -671,9 +707,16 @@ class LeaderState:
         )
         return [peer for peer, k in known.items() if k + 1 < first]
 
-    def has_unanswered(self) -> bool:
-        """Whether some member has not accepted all values sent."""
-        return any(accepted < self._sent_upto for accepted in self._accepted_upto.values())
+    def retransmit_at(self, longest_wait_ns: int) -> int | None:
+        """When the first answer is overdue; None if all peers have accepted all values sent."""
+        return min((self._due_at(member, longest_wait_ns) for member in self._waiting_since), default=None)
+
+    def overdue(self, now: int, longest_wait_ns: int) -> list[int]:
+        """The peers whose answer is overdue."""
+        return [member for member in self._waiting_since if now >= self._due_at(member, longest_wait_ns)]
+
+    def _due_at(self, member: int, longest_wait_ns: int) -> int:
+        return self._waiting_since[member] + self._round_trips[member].wait_ns(longest_wait_ns)
 
     def heartbeat(self, now: int, interval_ns: int) -> None:
         """Make the next `accepts_to_broadcast` send a frame in any case."""
@@ -698,7 +741,7 @@ class LeaderState:
         if counted > self._acceptor.decided:
             self._acceptor.decide(counted)
 
-    def accepts_to_broadcast(self, max_bytes: int) -> list[tuple[Accept, int]]:
+    def accepts_to_broadcast(self, now: int, max_bytes: int) -> list[tuple[Accept, int]]:
         """The ACCEPT frames for all peers, each with 1 if it wants a reply, else 0.
 
         They carry the new values. If there are none, one frame announces new decisions or serves as a heartbeat.
@@ -706,19 +749,24 @@ class LeaderState:
         frames = [(accept, 1) for accept in self._accepts_from(self._sent_upto + 1, max_bytes, len(self._acceptor.log))]
         if not frames and self._announced_decided != self._acceptor.decided:
             frames = [(Accept(self.ballot, self.base, self._acceptor.decided, 0, ()), int(self._announced_decided < 0))]
-        self._sent_upto, self._announced_decided = self._acceptor.last_accepted, self._acceptor.decided
+        self._announced_decided = self._acceptor.decided
+        if self._sent_upto < self._acceptor.last_accepted:
+            self._sent_upto = self._acceptor.last_accepted
+            for member, round_trip in self._round_trips.items():
+                self._waiting_since.setdefault(member, now)
+                round_trip.sent(now, self._sent_upto)
         return frames
 
-    def accepts_to_retransmit(self, member: int, max_bytes: int) -> list[Accept]:
-        """ACCEPT frames that repeat the undecided values to a member that has accepted nothing since the last call.
+    def accepts_to_retransmit(self, now: int, member: int, max_bytes: int) -> list[tuple[Accept, int]]:
+        """The ACCEPT frames for a member whose answer is overdue, each with 1 if it wants a reply, else 0.
 
-        They do not repeat decided values: the member fetches those by itself.
+        They repeat undecided values. A member that lacks only decided values gets an announcement, and fetches them.
         """
-        accepted = max(self._accepted_upto[member], self._acceptor.decided)
-        before, self._accepted_upto_before[member] = self._accepted_upto_before[member], accepted
-        if accepted != before or accepted >= self._sent_upto:
-            return []
-        return self._accepts_from(accepted + 1, max_bytes, RETRANSMIT_FRAMES_MAX)
+        self._waiting_since[member] = now
+        self._round_trips[member].sent_again(now, self._accepted_upto[member] + 1)
+        first = max(self._accepted_upto[member], self._acceptor.decided) + 1
+        frames = [(accept, 1) for accept in self._accepts_from(first, max_bytes, RETRANSMIT_FRAMES_MAX)]
+        return frames or [(Accept(self.ballot, self.base, self._acceptor.decided, 0, ()), 1)]
 
     def _accepts_from(self, first: int, max_bytes: int, max_frames: int) -> list[Accept]:
         frames: list[Accept] = []

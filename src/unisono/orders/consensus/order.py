@@ -36,6 +36,7 @@ from itertools import islice
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.acceptor import CheckState, ConsensusOutput, Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.consensus import Consensus
+from unisono.agreement.round_trip import RoundTrip
 from unisono.errors import InvariantViolated, StorageError
 from unisono.model.effects import StoredRecords, Write
 from unisono.model.events import (
@@ -364,6 +365,10 @@ class ConsensusOrder(ConsensusOrderBase):
         """(serial, slot, encoded bundle) of own bundles that are not in the log yet."""
         self._forwarded = self._forwarded_at = 0
         """How many undecided bundles were forwarded to the present leader, and from when their time-out runs."""
+        self._round_trip = RoundTrip()
+        """Measures the time from forwarding an own bundle to its decision."""
+        self._last_suspect = self._last_resent = -1
+        """The last bundle that was forwarded before the last time-out, and the last one that was forwarded again."""
         # Leading.
         self._to_propose: deque[bytes] = deque()
         """Encoded bundles that a leader puts into the next values."""
@@ -442,7 +447,7 @@ class ConsensusOrder(ConsensusOrderBase):
         at = self.consensus.wake_at()
         times = [] if at is None else [at]
         if self._undecided and self.consensus.leader is not None:
-            times.append(self._forwarded_at + self._forward_timeout_ns())
+            times.append(self._forward_again_at())
         return min(times, default=None)
 
     def change_rate(self, now: int, rate: Rate) -> None:
@@ -470,6 +475,8 @@ class ConsensusOrder(ConsensusOrderBase):
         self._out_of_order.clear()
         self.adopt_leader(now, self.log.first_slot)
         self._forwarded, self._forwarded_at = 0, now
+        self._round_trip.forget_item()
+        self._last_suspect = -1
         self._forward(now)
 
     # -- sending: bundles to the leader ----------------------------------------------------------------------
@@ -484,16 +491,34 @@ class ConsensusOrder(ConsensusOrderBase):
     def _forward(self, now: int) -> None:
         """Forward further bundles to the leader, up to FORWARDED_MAX in total."""
         if self.consensus.leader is not None and self._forwarded < min(len(self._undecided), FORWARDED_MAX):
+            if self._forwarded < RETRANSMIT_AT_ONCE and not self.consensus.is_behind:  # otherwise decisions are late
+                self._round_trip.sent(now, self._undecided[self._forwarded][0])
             for _, _, bundle in islice(self._undecided, self._forwarded, FORWARDED_MAX):
                 self.consensus.forward(now, bundle)
             self._forwarded = min(len(self._undecided), FORWARDED_MAX)
 
+    def _forward_again_at(self) -> int:
+        """When undecided bundles are overdue at the leader."""
+        return self._forwarded_at + self._round_trip.wait_ns(self._forward_timeout_ns())
+
     def _forward_again_if_overdue(self, now: int) -> None:
         consensus = self.consensus
-        if self._undecided and consensus.leader is not None and now >= self._forwarded_at + self._forward_timeout_ns():
+        if self._undecided and consensus.leader is not None and now >= self._forward_again_at():
             self._forwarded_at = now
-            for _, _, bundle in islice(self._undecided, min(self._forwarded, RETRANSMIT_AT_ONCE)):
+            self._round_trip.sent_again(now, self._undecided[0][0])
+            self._last_suspect = self._undecided[0][0] + self._forwarded - 1
+            for serial, _, bundle in islice(self._undecided, min(self._forwarded, RETRANSMIT_AT_ONCE)):
                 consensus.forward(now, bundle)
+                self._last_resent = serial
+
+    def _forward_next_missing(self, now: int) -> None:
+        """After a time-out, forward the first undecided bundle again, unless that was done since the time-out.
+
+        The leader has had the bundles before it decided. This one was forwarded with them, and it is probably missing.
+        """
+        if self._undecided and self._last_resent < self._undecided[0][0] <= self._last_suspect:
+            self._last_resent = self._undecided[0][0]
+            self.consensus.forward(now, self._undecided[0][2])
 
     # -- leading: bundles into values ------------------------------------------------------------------------
 
@@ -569,6 +594,8 @@ class ConsensusOrder(ConsensusOrderBase):
         while self._undecided and self._undecided[0][0] < next_undecided:
             self._undecided_bytes -= len(self._undecided.popleft()[2])
             self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
+        self._round_trip.answered(now, next_undecided - 1)
+        self._forward_next_missing(now)
         self._forward(now)
 
     def check_instance(self, decision: ConsensusOutput) -> None:
