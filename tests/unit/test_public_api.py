@@ -22,6 +22,7 @@ NAMES = [
     "Dns",
     "Event",
     "FormationTimeout",
+    "Gap",
     "Grade",
     "Group",
     "GroupClosed",

@@ -333,6 +333,9 @@ def _event_json(event: unisono.Event) -> dict[str, object]:
     if isinstance(event, unisono.TimingChange):
         slot_ms, bound_ms = ns_to_ms(event.timing.theta_ns), ns_to_ms(event.bound_ns)
         return {"event": "timing", "slot": event.slot, "slot_ms": slot_ms, "bound_ms": bound_ms}
+    if isinstance(event, unisono.Gap):
+        numbers = {"first": event.first, "last": event.last, "count": event.count}
+        return {"event": "gap", "sender": event.sender, "slot": event.slot, **numbers}
     return {"event": "view", "members": event.view.members, "joined": event.joined, "left": event.left}
 
 

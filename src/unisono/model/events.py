@@ -440,16 +440,45 @@ class LeaveComplete:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class SlotSkipped:
     """This member skips the rest of the messages of `sender` in `slot`: they were lost, or the sender failed.
 
-    The trace records this event. The application does not get it, because the skipped part may be empty.
+    The trace records this event. The application does not get it, because the skipped part may be empty. It gets a
+    `Gap` when the sender's next frame shows which messages are missing.
     """
 
     sender: int
     incarnation: int
     """The sender's incarnation; 0 if this member never received a frame from it."""
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages of one sender are missing at this member: they were lost, arrived too late, or were sent during a cut.
+
+    The event comes before the sender's next delivery. With two grades it concerns the early deliveries only. Messages
+    from before this member joined are not reported.
+    """
+
+    sender: int
+    incarnation: int
+    slot: int
+    """The first slot of which messages may be missing."""
+    first: int | None
+    """The sequence number of the first missing message. None if this member knows no earlier message of the sender: the
+    missing messages begin in `slot`."""
+    last: int | None
+    """The sequence number of the last missing message.
+
+    None if the sender timed out: an unknown number of its last messages is missing, possibly none. If the same
+    incarnation returns, another Gap with the same `first` has the number.
+    """
+
+    @property
+    def count(self) -> int | None:
+        """The number of missing messages; None if it is unknown."""
+        return None if self.first is None or self.last is None else self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,9 +502,11 @@ class QueueStep:
     view: int | None = None
 
 
-Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
+Event: TypeAlias = Delivery | ViewChange | TimingChange | Gap | Violation | Notice
 """The events that an iteration over a group yields."""
-StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | LeaveComplete | Gap | QueueStep
+StackEvent: TypeAlias = (
+    Batch | ViewChange | TimingChange | Gap | Violation | Notice | LeaveComplete | SlotSkipped | QueueStep
+)
 
 
 class RemainingMessages:

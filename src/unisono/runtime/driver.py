@@ -47,6 +47,7 @@ from unisono.model.events import (
     Rejoining,
     Sending,
     SlaVerdict,
+    SlotSkipped,
     StackEvent,
     TimingChange,
     ViewChange,
@@ -67,7 +68,7 @@ from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
 
-DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
+DriverEvent = Batch | ViewChange | TimingChange | Gap | Violation | Notice
 """An event in the driver's queue for the application."""
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
@@ -263,7 +264,7 @@ class Driver:
         match event:
             case LeaveComplete():
                 self.left = event
-            case Gap() | QueueStep():
+            case SlotSkipped() | QueueStep():
                 pass
             case TimingChange():
                 self._resolve_slot_waiters(event.timing.theta_ns)

@@ -27,7 +27,7 @@ from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.agreement.paxos.acceptor import ConsensusOutput, RestoredState
 from unisono.errors import InvariantViolated
 from unisono.model.effects import StoredRecords, Write
-from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
+from unisono.model.events import Batch, Gap, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
 from unisono.model.message_set import MessageRange, SenderSlot
 from unisono.model.policy import Policy
 from unisono.model.status import Standing
@@ -268,7 +268,7 @@ class FinalOrder:
             elif isinstance(event, LeaveComplete):
                 self._order_left, self._leaving_since = event, self.now
                 self._report_outdated = True
-            else:
+            elif self._delivers_early or not isinstance(event, Gap):
                 self.events.append(event)
         self.inner.events.clear()
         done = self._done_slot()
