@@ -435,6 +435,7 @@ class Group:
             errors=dict(driver.transport.errors),
             multicast=stack.by_multicast(),
             order=stack.policy.order,
+            late=driver.watch.late,
             counters=driver.counters(),
             gap_free=stack.gap_free() or stack.policy.grades != "early",
         )

@@ -29,6 +29,7 @@ NAMES = [
     "GroupPlan",
     "Infeasible",
     "InvalidOption",
+    "LateDeliveries",
     "Leader",
     "Link",
     "MessageTooLarge",

@@ -327,6 +327,8 @@ def _event_json(event: unisono.Event) -> dict[str, object]:
         }
         if isinstance(event, unisono.SlaViolation):
             row |= {"sla": event.sla, "metric": event.metric, "measured": event.measured, "offered": event.offered}
+        elif isinstance(event, unisono.LateDeliveries):
+            row |= {"slot": event.slot, "count": event.count, "late_by_ms": ns_to_ms(event.late_by_ns)}
         return row
     if isinstance(event, unisono.Notice):
         return {"event": "notice", "notice": event.kind, "text": event.text, "member": event.member}

@@ -223,6 +223,8 @@ class ViolationKind(StrEnum):
     """Deliveries wait for another group's barrier."""
     LATE = "late"
     """A datagram, or a member's end of slot, arrived later than Δ+Γ allows."""
+    LATE_DELIVERY = "late_delivery"
+    """Messages were delivered later than the deadline that this member asked for."""
     LATE_JOIN = "late_join"
     """A member's announcement that it joins (JOIN) arrived after the slot at which the member wants to start."""
     LEADER_LOST = "leader_lost"
@@ -317,6 +319,29 @@ class ClockViolation(Violation):
             difference = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
         text = f"member {peer}'s clock {difference} than Γ = {duration_text(gamma_ns)}: {outcome}"
         return cls(ViolationKind.CLOCK, text, peer, off_ns=off_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LateDeliveries(Violation):
+    """Messages of one sender were delivered later than the deadline (`ViolationKind.LATE_DELIVERY`).
+
+    The event follows the first late delivery of the sender at once. After that there is at most one event per sender
+    and second, for all late deliveries since the last one. `member` is the sender, and `slot` the slot of the first of
+    these messages. With two grades only early deliveries count.
+    """
+
+    count: int = 0
+    """How many deliveries were late."""
+    late_by_ns: int = 0
+    """By how much the latest one missed the deadline, at least. A message counts as sent at the end of its slot, by a
+    clock that is ahead by Γ: the true delay is longer by up to a slot and 2Γ."""
+
+    @classmethod
+    def of(cls, sender: int, slot: int, count: int, late_by_ns: int) -> LateDeliveries:
+        """The violation for `count` late deliveries, with a text that describes them."""
+        latest = f"the latest one at least {duration_text(late_by_ns)} after the deadline"
+        text = f"late deliveries of messages of member {sender}: {count}, {latest}"
+        return cls(ViolationKind.LATE_DELIVERY, text, sender, slot, count, late_by_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,6 +596,8 @@ class Stats:
     multicast: bool
     """Whether this member sends its data by IP multicast."""
     order: str = "vbr"
+    late: int = 0
+    """The deliveries that were certainly later than the deadline, or than the bound if there is no deadline."""
     gap_free: bool = True
     """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""
     counters: Mapping[str, int] = field(default_factory=dict)

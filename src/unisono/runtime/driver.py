@@ -169,6 +169,7 @@ class Driver:
                 self._next_clock_check_ns = now + _CLOCK_CHECK_INTERVAL_NS
                 self._check_clock_and_losses()
                 self.watch.check(now)
+                self._report_late()
             self.stack.wake(now)
             if (
                 self._on_metrics is not None
@@ -235,6 +236,8 @@ class Driver:
         effects = self.stack.step()
         carry_out(effects, self)
         if effects.events:
+            if self.watch.late_to_report:
+                self._report_late()
             self._changed.set()
             if self._queued_messages > self._queue_limits[0] or self._queued_bytes > self._queue_limits[1]:
                 self._pause_input()
@@ -284,6 +287,15 @@ class Driver:
             f"the group changed its slot length: the latency bound is now {bound}, more than the deadline of {deadline}"
         )
         self.report_violation(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, change.slot))
+
+    def _report_late(self) -> None:
+        """Queue and record the reports about late deliveries that are due."""
+        for report in self.watch.late_reports():
+            if self._rows is not None:
+                now = self.clock.now()
+                self._rows.record_event(report, real_ns=self.clock.system_ns(now), local_ns=now)
+            self._enqueue(report)
+            self._changed.set()
 
     # -- to and from the application -------------------------------------------------------------------------
 

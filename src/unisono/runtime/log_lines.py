@@ -65,12 +65,8 @@ def _gap_text(gap: Gap) -> str:
     if gap.last is None:
         since = "" if gap.first is None else f" from number {gap.first} on"
         return f"gap: member {gap.sender} timed out in slot {gap.slot}; its messages{since} may be missing here"
-    if gap.first is None:
-        which = f"the messages of slot {gap.slot} up to {gap.last}"
-    else:
-        which = f"message {gap.first}" if gap.count == 1 else f"messages {gap.first} to {gap.last}"
-    them = "it" if gap.count == 1 else "them"
-    return f"gap: {which} of member {gap.sender} did not arrive in time; this member continues without {them}"
+    first = f"from slot {gap.slot}" if gap.first is None else f"number {gap.first}"
+    return f"gap: messages of member {gap.sender} did not arrive in time, {first} to number {gap.last}"
 
 
 def members_text(members: Iterable[int]) -> str:
