@@ -327,6 +327,21 @@ class Group:
         stream = self._streams.stream(f"{grade.value} messages", wants_messages(grade))
         return cast("AsyncIterator[Delivery]", Iteration(self._driver, stream.take_event, stream.turn_is_over))
 
+    def complete_until(self, *, early: bool = False) -> int | None:
+        """A time T, in nanoseconds since the Unix epoch: this application has taken every message sent by then.
+
+        No message that a member accepted at T or before, by its clock, is delivered here later, unless it is marked
+        `late`. So an auction can close at T. In two grades T is about the final deliveries, and a message is late at
+        all members or at none; with `early`, T is about the early ones. Messages in a Gap never come. T is None before
+        the first slot. It never includes messages that still wait for the application.
+
+        Messages that a member accepted before it was suspended, or before it had to join again, count as sent when it
+        is back: that member reports a Violation of kind `paused` or `slots`. Raises InvalidOption in the orders that
+        have no such time: all except `cbr` and `vbr`.
+        """
+        unread = self._streams.first_unread_slot(Grade.EARLY if early else Grade.FINAL)
+        return self._stack.complete_until(early=early, before_slot=unread)
+
     def events(self) -> AsyncIterator[Event]:
         """Iterate over deliveries and all other events, in order, until this member leaves the group.
 

@@ -39,6 +39,7 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import CbrOrder
+from unisono.orders.cbr.turns import CYCLE_NS
 from unisono.orders.consensus.order import ConsensusOrder
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
@@ -562,6 +563,27 @@ class Stack:
     def grid(self) -> SlotGrid:
         """The slot schedule as this member knows it."""
         return self._declared_grid if self._slot_order is None else self._slot_order.grid
+
+    def complete_until(self, *, early: bool = False, before_slot: int | None = None) -> int | None:
+        """The time up to which all messages are delivered, as in `Group.complete_until`; None before the first slot.
+
+        With `before_slot`, the messages of this slot and of later ones do not count as delivered.
+        """
+        order = self.order
+        if isinstance(order, FinalOrder):
+            slot, inner = order.complete_slot(early=early), order.inner
+        elif isinstance(order, CbrOrder | VbrOrder):
+            slot, inner = order.complete_slot(), order
+        else:
+            text = f"complete_until works in the orders cbr and vbr, in both grades; the order {self.policy.order}"
+            raise InvalidOption("order", f"{text} has no time up to which all messages are delivered")
+        if slot is None:
+            return None
+        if before_slot is not None:
+            slot = min(slot, before_slot - 1)
+        # In the order cbr a message waits for its sender's next turn, which comes within a cycle.
+        waits_ns = CYCLE_NS if isinstance(inner, CbrOrder) else 0
+        return self.grid.end_of(slot) - 1 - waits_ns
 
     def slot_of(self, local_ns: int) -> int:
         """The slot at a reading of the local clock."""

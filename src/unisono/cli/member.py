@@ -317,6 +317,7 @@ def _event_json(event: unisono.Event) -> dict[str, object]:
             "slot": event.slot,
             "text": text,
             **({} if event.grade is None else {"grade": event.grade.value}),
+            **({"late": True} if event.late else {}),
         }
     if isinstance(event, unisono.Violation):
         row: dict[str, object] = {

@@ -88,6 +88,11 @@ class Delivery(NamedTuple):  # one is created for each message, several times as
     """The priority, in the priority order; None in the other orders."""
     grade: Grade | None = None
     """The grade, in a group that delivers each message twice; None if messages are delivered once."""
+    late: bool = False
+    """Whether the message may have been sent by a time that `Group.complete_until` has returned already.
+
+    Only final deliveries can be late. A message is late at all members or at none.
+    """
 
     @property
     def id(self) -> tuple[int, int, int]:
@@ -129,6 +134,8 @@ class Batch:
     """
     grade: Grade | None = None
     """The grade, in a group that delivers each message twice; None if messages are delivered once."""
+    late: bool = False
+    """Whether `Group.complete_until` may have passed these messages; see `Delivery.late`."""
 
     @property
     def messages(self) -> list[bytes]:
@@ -160,6 +167,7 @@ class Batch:
             repeat(self.incarnation),
             repeat(self.priority),
             repeat(self.grade),
+            repeat(self.late),
             strict=False,
         )
         return list(map(_new_delivery, repeat(Delivery), fields))

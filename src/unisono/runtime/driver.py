@@ -20,7 +20,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -454,6 +454,10 @@ class Driver:
         self._queued_messages += messages
         self._queued_bytes += size
         self._queue.append(event)
+
+    def waiting_events(self) -> Iterable[DriverEvent]:
+        """The events that the application has not taken yet, in order."""
+        return self._queue
 
     def pop(self) -> DriverEvent | None:
         """Take the next event for the application; None if there is none."""

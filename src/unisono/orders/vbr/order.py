@@ -575,6 +575,10 @@ class VbrOrder(VariableRateBase):
         """The last slot that is completely delivered here."""
         return max(0, self._deliver_slot - 1)
 
+    def complete_slot(self) -> int | None:
+        """The last slot of which no message is delivered here any more; None before this member delivers."""
+        return self._deliver_slot - 1 if self.running() else None
+
     def max_send(self) -> int:
         """Our burst in the slot being sent: maxSend in paper 000, Lemma 5.1."""
         return self.schedule.pacer.rate.burst
