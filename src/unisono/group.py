@@ -338,9 +338,20 @@ class Group:
         Messages that a member accepted before it was suspended, or before it had to join again, count as sent when it
         is back: that member reports a Violation of kind `paused` or `slots`. Raises InvalidOption in the orders that
         have no such time: all except `cbr` and `vbr`.
+
+        Members ask at different points of the sequence, so T alone does not say which messages count. Use
+        `sent_before` for that, which is the same at all members.
         """
         unread = self._streams.first_unread_slot(Grade.EARLY if early else Grade.FINAL)
         return self._stack.complete_until(early=early, before_slot=unread)
+
+    def sent_before(self, delivery: Delivery) -> int:
+        """The end of the slot of a message, in nanoseconds since the Unix epoch.
+
+        The message was sent before this time, by its sender's clock, and is delivered before `complete_until` reaches
+        it, unless it is late. Raises InvalidOption in all orders except `cbr` and `vbr`.
+        """
+        return self._stack.sent_before(delivery.slot)
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over deliveries and all other events, in order, until this member leaves the group.

@@ -569,14 +569,8 @@ class Stack:
 
         With `before_slot`, the messages of this slot and of later ones do not count as delivered.
         """
-        order = self.order
-        if isinstance(order, FinalOrder):
-            slot, inner = order.complete_slot(early=early), order.inner
-        elif isinstance(order, CbrOrder | VbrOrder):
-            slot, inner = order.complete_slot(), order
-        else:
-            text = f"complete_until works in the orders cbr and vbr, in both grades; the order {self.policy.order}"
-            raise InvalidOption("order", f"{text} has no time up to which all messages are delivered")
+        inner = self._order_with_send_slots()
+        slot = self.order.complete_slot(early=early) if isinstance(self.order, FinalOrder) else inner.complete_slot()
         if slot is None:
             return None
         if before_slot is not None:
@@ -584,6 +578,19 @@ class Stack:
         # In the order cbr a message waits for its sender's next turn, which comes within a cycle.
         waits_ns = CYCLE_NS if isinstance(inner, CbrOrder) else 0
         return self.grid.end_of(slot) - 1 - waits_ns
+
+    def sent_before(self, slot: int) -> int:
+        """The end of a slot: the messages of this slot were sent before it, by the clocks of their senders."""
+        self._order_with_send_slots()
+        return self.grid.end_of(slot)
+
+    def _order_with_send_slots(self) -> CbrOrder | VbrOrder:
+        """The order in whose slots messages are sent; raises InvalidOption if slots have another meaning."""
+        order = self.order.inner if isinstance(self.order, FinalOrder) else self.order
+        if not isinstance(order, CbrOrder | VbrOrder):
+            text = "only the orders cbr and vbr know by which time a message was sent"
+            raise InvalidOption("order", f"{text}; this group has the order {self.policy.order}")
+        return order
 
     def slot_of(self, local_ns: int) -> int:
         """The slot at a reading of the local clock."""
