@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from unisono.check.complete_until import CompleteMark, check_complete_until
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.model.events import Batch, Grade, StackEvent
+from unisono.model.faults import Partition, Span
 from unisono.model.scenario import Scenario
+from unisono.model.units import NS_PER_MS
 from unisono.sim.member import SimulatedMember
 from unisono.sim.run import run
 from unisono.sim.swarm.final import cbr_finals, finals
@@ -96,3 +98,17 @@ def test_a_mark_that_is_two_slots_ahead_is_found(monkeypatch: pytest.MonkeyPatch
     assert found.status is Status.VIOLATED
     assert found.witness is not None
     assert "after complete_until returned" in found.witness.text
+
+
+def test_messages_of_a_member_that_was_cut_off_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_off = Partition(Span(200 * NS_PER_MS, 1500 * NS_PER_MS), ((1,),))
+    scenario = replace(finals(1), faults=(cut_off,), steps=(), loss_burst=0, run_ns=3000 * NS_PER_MS)
+    trace, marks = played(scenario, monkeypatch, early=False)
+    assert verdict(trace, marks).status is Status.VALID
+    late = {member: {message for at, message in marks.late if at == member} for member in scenario.members}
+    assert late[1]
+    assert {message.sender for message in late[1]} == {1}
+    assert all(found == late[1] for found in late.values()), "a message is late at all members or at none"
+    unmarked = check_complete_until(trace, marks.marks)
+    assert unmarked.status is Status.VIOLATED
+    assert unmarked.count <= len(marks.late)
