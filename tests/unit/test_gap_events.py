@@ -10,6 +10,7 @@ import pytest
 from tests.worlds.joining import memory_network
 
 import unisono
+from unisono.cli.member import event_json
 from unisono.testing import MemoryNetwork, run
 
 OPTIONS: dict[str, Any] = {"order": "vbr", "failures": True, "loss_burst": 8}
@@ -154,3 +155,36 @@ def test_without_early_deliveries_there_are_no_gaps() -> None:
         assert not [event for event in events if isinstance(event, unisono.Gap)]
 
     play(scene, grades="final")
+
+
+@pytest.mark.parametrize(
+    ("event", "row"),
+    [
+        (
+            unisono.Gap(2, 1, 12, 5, 7),
+            {"event": "gap", "sender": 2, "slot": 12, "first": 5, "last": 7, "count": 3},
+        ),
+        (
+            unisono.Gap(2, 1, 12, 5, None),
+            {"event": "gap", "sender": 2, "slot": 12, "first": 5, "last": None, "count": None},
+        ),
+        (
+            unisono.LateDeliveries.of(2, 12, 3, 1_500_000),
+            {
+                "event": "violation",
+                "violation": "late_delivery",
+                "text": "late deliveries of messages of member 2: 3, the latest one at least 1.5ms after the deadline",
+                "member": 2,
+                "slot": 12,
+                "count": 3,
+                "late_by_ms": 1.5,
+            },
+        ),
+        (
+            unisono.Delivery(2, 5, 12, b"a", 1, None, unisono.Grade.FINAL, True),
+            {"event": "delivery", "sender": 2, "sequence": 5, "slot": 12, "text": "a", "grade": "final", "late": True},
+        ),
+    ],
+)
+def test_the_command_member_prints_gaps_and_late_deliveries(event: unisono.Event, row: dict[str, object]) -> None:
+    assert event_json(event) == row

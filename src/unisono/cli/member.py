@@ -295,7 +295,7 @@ async def _send_line(group: unisono.Group, line: bytes, priority: int) -> None:
 async def _print_events(group: unisono.Group, as_json: bool) -> None:
     async for event in group:
         if as_json:
-            sys.stdout.write(json.dumps(_event_json(event)) + "\n")
+            sys.stdout.write(json.dumps(event_json(event)) + "\n")
         elif isinstance(event, unisono.Delivery):
             mark = {None: "", Grade.EARLY: "early  ", Grade.FINAL: "final  "}[event.grade]
             sys.stdout.write(f"{mark}{event.sender}: {event.payload.decode(errors='replace')}\n")
@@ -307,7 +307,8 @@ async def _print_events(group: unisono.Group, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def _event_json(event: unisono.Event) -> dict[str, object]:
+def event_json(event: unisono.Event) -> dict[str, object]:
+    """The row that `--json` prints for an event."""
     if isinstance(event, unisono.Delivery):
         text = event.payload.decode(errors="replace")
         return {
