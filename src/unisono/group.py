@@ -341,6 +341,32 @@ class Group:
         stream = self._streams.stream(f"{grade.value} messages", wants_messages(grade))
         return cast("AsyncIterator[Delivery]", Iteration(self._driver, stream.take_event, stream.turn_is_over))
 
+    def complete_until(self, *, early: bool = False) -> int | None:
+        """A time T, in nanoseconds since the Unix epoch: this application has taken every message sent by then.
+
+        No message that a member accepted at T or before, by its clock, is delivered here later, unless it is marked
+        `late`. So an auction can close at T. In two grades T is about the final deliveries, and a message is late at
+        all members or at none; with `early`, T is about the early ones. Messages in a Gap never come. T is None before
+        the first slot. It never includes messages that still wait for the application.
+
+        Messages that a member accepted before it was suspended, or before it had to join again, count as sent when it
+        is back: that member reports a Violation of kind `paused` or `slots`. Raises InvalidOption in the orders that
+        have no such time: all except `cbr` and `vbr`.
+
+        Members ask at different points of the sequence, so T alone does not say which messages count. Use
+        `sent_before` for that, which is the same at all members.
+        """
+        unread = self._streams.first_unread_slot(Grade.EARLY if early else Grade.FINAL)
+        return self._stack.complete_until(early=early, before_slot=unread)
+
+    def sent_before(self, delivery: Delivery) -> int:
+        """The end of the slot of a message, in nanoseconds since the Unix epoch.
+
+        The message was sent before this time, by its sender's clock, and is delivered before `complete_until` reaches
+        it, unless it is late. Raises InvalidOption in all orders except `cbr` and `vbr`.
+        """
+        return self._stack.sent_before(delivery.slot)
+
     def events(self) -> AsyncIterator[Event]:
         """Iterate over deliveries and all other events, in order, until this member leaves the group.
 
@@ -458,6 +484,7 @@ class Group:
             errors=dict(driver.transport.errors),
             multicast=stack.by_multicast(),
             order=stack.policy.order,
+            late=driver.watch.late,
             counters=driver.counters(),
             gap_free=stack.gap_free() or stack.policy.grades != "early",
         )

@@ -39,6 +39,7 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import CbrOrder
+from unisono.orders.cbr.turns import CYCLE_NS
 from unisono.orders.consensus.order import ConsensusOrder
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
@@ -566,6 +567,34 @@ class Stack:
     def grid(self) -> SlotGrid:
         """The slot schedule as this member knows it."""
         return self._declared_grid if self._slot_order is None else self._slot_order.grid
+
+    def complete_until(self, *, early: bool = False, before_slot: int | None = None) -> int | None:
+        """The time up to which all messages are delivered, as in `Group.complete_until`; None before the first slot.
+
+        With `before_slot`, the messages of this slot and of later ones do not count as delivered.
+        """
+        inner = self._order_with_send_slots()
+        slot = self.order.complete_slot(early=early) if isinstance(self.order, FinalOrder) else inner.complete_slot()
+        if slot is None:
+            return None
+        if before_slot is not None:
+            slot = min(slot, before_slot - 1)
+        # In the order cbr a message waits for its sender's next turn, which comes within a cycle.
+        waits_ns = CYCLE_NS if isinstance(inner, CbrOrder) else 0
+        return self.grid.end_of(slot) - 1 - waits_ns
+
+    def sent_before(self, slot: int) -> int:
+        """The end of a slot: the messages of this slot were sent before it, by the clocks of their senders."""
+        self._order_with_send_slots()
+        return self.grid.end_of(slot)
+
+    def _order_with_send_slots(self) -> CbrOrder | VbrOrder:
+        """The order in whose slots messages are sent; raises InvalidOption if slots have another meaning."""
+        order = self.order.inner if isinstance(self.order, FinalOrder) else self.order
+        if not isinstance(order, CbrOrder | VbrOrder):
+            text = "only the orders cbr and vbr know by which time a message was sent"
+            raise InvalidOption("order", f"{text}; this group has the order {self.policy.order}")
+        return order
 
     def slot_of(self, local_ns: int) -> int:
         """The slot at a reading of the local clock."""

@@ -172,6 +172,23 @@ def test_the_example_of_renegotiation_runs() -> None:
     testing.run(main())
 
 
+def test_the_example_of_grades_runs() -> None:
+    auction = executed(example("docs/grades.md"), "docs/grades.md")["auction"]
+
+    async def main() -> None:
+        async with testing.network(members=3, gaps="repaired") as net:
+            closes_at_ns = net.clock.now_ns() + 1_000_000_000
+            winners = asyncio.gather(*(auction(group, closes_at_ns) for group in net.groups.values()))
+            await net[1].send(b"2")
+            await net[2].send(b"3")
+            await asyncio.sleep(2)
+            await net[3].send(b"4")
+            async with asyncio.timeout(PATIENCE_S):
+                assert await winners == [b"3"] * 3
+
+    testing.run(main())
+
+
 @pytest.mark.parametrize("page", ["docs/monitoring.md", "docs/sla.md"])
 def test_statements_of_the_documentation_run(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from unisono.model.events import (
     Notice,
     NoticeKind,
     QueueStep,
+    SlotSkipped,
     StackEvent,
     TimingChange,
     View,
@@ -37,6 +38,7 @@ VIOLATION_LEVELS = {
     "fenced_out": WARNING,
     "held_up": WARNING,
     "late": WARNING,
+    "late_delivery": WARNING,
     "late_join": INFO,
     "leader_lost": INFO,
     "lost": WARNING,
@@ -84,10 +86,13 @@ def test_every_notice_is_information(kind: NoticeKind) -> None:
             "slots are now 10ms long, and every delivery is within 34ms",
         ),
         (LeaveComplete(9), "this member has left the group"),
+        (Gap(2, 1, 12, 5, 7), "gap: messages of member 2 did not arrive in time, number 5 to number 7"),
+        (Gap(2, 1, 12, None, 7), "gap: messages of member 2 did not arrive in time, from slot 12 to number 7"),
         (
-            Gap(2, 1, 12),
-            "gap: the rest of member 2's messages of slot 12 is skipped; it was lost, or the member failed",
+            Gap(2, 1, 12, 5, None),
+            "gap: member 2 timed out in slot 12; its messages from number 5 on may be missing here",
         ),
+        (Gap(2, 1, 12, None, None), "gap: member 2 timed out in slot 12; its messages may be missing here"),
     ],
 )
 def test_events_that_are_no_problem_are_information(event: StackEvent, text: str) -> None:
@@ -96,7 +101,7 @@ def test_events_that_are_no_problem_are_information(event: StackEvent, text: str
 
 @pytest.mark.parametrize(
     "event",
-    [Batch(1, 1, 1, 0, 0, 0, 1, []), QueueStep(True, 1, 1, 0, 0, 0, 0, 0, "")],
+    [Batch(1, 1, 1, 0, 0, 0, 1, []), SlotSkipped(2, 1, 12), QueueStep(True, 1, 1, 0, 0, 0, 0, 0, "")],
 )
 def test_deliveries_are_not_logged(event: StackEvent) -> None:
     assert line_of(event) is None

@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.worlds.joining import memory_network
+from tests.worlds.joining import group_config, memory_network
 
 import unisono
 from unisono import testing
 from unisono.testing import MemoryNetwork, deliveries
+from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import EventKind, RunMeta
 
+MS = 1_000_000
 PATIENCE_S = 600
 Part = Callable[[MemoryNetwork], Awaitable[None]]
 
@@ -265,7 +268,7 @@ def test_late_deliveries_are_counted_and_logged(caplog: pytest.LogCaptureFixture
         await net[1].send_many([b"x"] * 3)
         await deliveries(net[2], 3)
         await asyncio.sleep(1.5)
-        assert net[2].status().late == 3
+        assert net[2].status().late == net[2].stats().late == 3
         assert "late" in net[2].status().violations
 
     with caplog.at_level(logging.INFO, "unisono"):
@@ -273,6 +276,50 @@ def test_late_deliveries_are_counted_and_logged(caplog: pytest.LogCaptureFixture
     found = [text for text in texts(caplog, logging.WARNING, 2) if "later than the deadline" in text]
     assert len(found) == 1
     assert found[0].startswith("3 deliveries were later than the deadline, the latest by at least ")
+
+
+def test_late_deliveries_are_events() -> None:
+    """The first late delivery is reported at once, then at most one event per sender and second."""
+    memory = MemoryTrace("run", "test")
+
+    async def part(net: MemoryNetwork) -> None:
+        config = group_config(**options, recorder=memory.recorder(3, incarnation=7))
+        *_, recorded = await asyncio.gather(net.join(1), net.join(2), net.join(3, config=config))
+        net.delay("300ms")  # more than Δ
+        for _ in range(100):
+            await net[1].send(b"x")
+            await asyncio.sleep(0.03)
+        found: list[unisono.LateDeliveries] = []
+        messages = 0
+        while messages < 100:
+            event = await recorded.next(timeout="10s")
+            if isinstance(event, unisono.Delivery):
+                messages += 1
+            elif isinstance(event, unisono.LateDeliveries):
+                found.append(event)
+                if len(found) == 1:
+                    assert messages == event.count, "it follows the first late delivery"
+        while sum(each.count for each in found) < recorded.stats().late:
+            event = await recorded.next(timeout="10s")
+            if isinstance(event, unisono.LateDeliveries):
+                found.append(event)
+        assert 3 <= len(found) <= 6
+        assert sum(each.count for each in found) == recorded.stats().late > 90
+        assert {(each.kind, each.member) for each in found} == {(unisono.ViolationKind.LATE_DELIVERY, 1)}
+        assert sorted(each.slot or 0 for each in found) == [each.slot for each in found]
+        assert all(0 < each.late_by_ns <= 300 * MS for each in found)
+        assert recorded.status().violations["late_delivery"].count == len(found)
+        trace = memory.trace(RunMeta("run", "test", "vbr", (1, 2, 3), 50 * MS, 2 * MS, 50 * MS, None, True, "test"))
+        rows = trace.of_kind(EventKind.VIOLATION)
+        assert rows.with_token(unisono.ViolationKind.LATE_DELIVERY).sum() == len(found)
+
+    options: dict[str, Any] = {"deadline": "100ms", "delta": "50ms", "gamma": "2ms"}
+
+    async def scene() -> None:
+        async with asyncio.timeout(PATIENCE_S), memory_network(0, later=(1, 2, 3), **options) as net:
+            await part(net)
+
+    testing.run(scene())
 
 
 def test_refused_datagrams_are_logged_by_reason_at_most_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:

@@ -289,12 +289,11 @@ def test_a_delivery_is_an_immutable_value() -> None:
     one = unisono.Delivery(2, 10, 7, b"a", 1)
     assert one == unisono.Delivery(2, 10, 7, b"a", incarnation=1)
     assert one != unisono.Delivery(2, 10, 7, b"b", 1)
-    assert one != (2, 10, 7, b"a", 1, None, None), "a plain tuple is no delivery"
+    assert one != (2, 10, 7, b"a", 1, None, None, False), "a plain tuple is no delivery"
     assert len({one, unisono.Delivery(2, 10, 7, b"a", 1)}) == 1
     assert pickle.loads(pickle.dumps(one)) == one
-    assert (
-        repr(one) == "Delivery(sender=2, sequence=10, slot=7, payload=b'a', incarnation=1, priority=None, grade=None)"
-    )
+    numbers = "sender=2, sequence=10, slot=7, payload=b'a', incarnation=1"
+    assert repr(one) == f"Delivery({numbers}, priority=None, grade=None, late=False)"
     assert one.id == (2, 1, 10)
     with pytest.raises(AttributeError):
         one.slot = 8  # type: ignore[misc]

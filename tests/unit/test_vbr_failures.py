@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.full_rate import full_rate
 
-from unisono.model.events import Batch, ClockViolation, LeaveComplete, StackEvent, View, ViewChange, Violation
+from unisono.model.events import Batch, ClockViolation, Gap, LeaveComplete, StackEvent, View, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.timing import Timing
 from unisono.model.units import UnlimitedNetwork
@@ -261,7 +261,9 @@ def test_repeated_joins_change_nothing() -> None:
     probe.events()
     for slot in range(FIRST + 1, at):
         probe.pass_slot(slot)
-    assert probe.events() == [ViewChange(View((1, 2, 3), at), joined=(3,))]
+    # The marks of `data` count 100 messages per slot, which this member has not received.
+    events = [event for event in probe.events() if not isinstance(event, Gap)]
+    assert events == [ViewChange(View((1, 2, 3), at), joined=(3,))]
     probe.join(3, at, now=end(at) - 1, incarnation=7)
     probe.peer(3, at, b"hello", incarnation=7)
     assert probe.violations() == []

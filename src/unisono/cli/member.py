@@ -295,7 +295,7 @@ async def _send_line(group: unisono.Group, line: bytes, priority: int) -> None:
 async def _print_events(group: unisono.Group, as_json: bool) -> None:
     async for event in group:
         if as_json:
-            sys.stdout.write(json.dumps(_event_json(event)) + "\n")
+            sys.stdout.write(json.dumps(event_json(event)) + "\n")
         elif isinstance(event, unisono.Delivery):
             mark = {None: "", Grade.EARLY: "early  ", Grade.FINAL: "final  "}[event.grade]
             sys.stdout.write(f"{mark}{event.sender}: {event.payload.decode(errors='replace')}\n")
@@ -307,7 +307,8 @@ async def _print_events(group: unisono.Group, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def _event_json(event: unisono.Event) -> dict[str, object]:
+def event_json(event: unisono.Event) -> dict[str, object]:
+    """The row that `--json` prints for an event."""
     if isinstance(event, unisono.Delivery):
         text = event.payload.decode(errors="replace")
         return {
@@ -317,6 +318,7 @@ def _event_json(event: unisono.Event) -> dict[str, object]:
             "slot": event.slot,
             "text": text,
             **({} if event.grade is None else {"grade": event.grade.value}),
+            **({"late": True} if event.late else {}),
         }
     if isinstance(event, unisono.Violation):
         row: dict[str, object] = {
@@ -327,12 +329,17 @@ def _event_json(event: unisono.Event) -> dict[str, object]:
         }
         if isinstance(event, unisono.SlaViolation):
             row |= {"sla": event.sla, "metric": event.metric, "measured": event.measured, "offered": event.offered}
+        elif isinstance(event, unisono.LateDeliveries):
+            row |= {"slot": event.slot, "count": event.count, "late_by_ms": ns_to_ms(event.late_by_ns)}
         return row
     if isinstance(event, unisono.Notice):
         return {"event": "notice", "notice": event.kind, "text": event.text, "member": event.member}
     if isinstance(event, unisono.TimingChange):
         slot_ms, bound_ms = ns_to_ms(event.timing.theta_ns), ns_to_ms(event.bound_ns)
         return {"event": "timing", "slot": event.slot, "slot_ms": slot_ms, "bound_ms": bound_ms}
+    if isinstance(event, unisono.Gap):
+        numbers = {"first": event.first, "last": event.last, "count": event.count}
+        return {"event": "gap", "sender": event.sender, "slot": event.slot, **numbers}
     return {"event": "view", "members": event.view.members, "joined": event.joined, "left": event.left}
 
 

@@ -88,6 +88,11 @@ class Delivery(NamedTuple):  # one is created for each message, several times as
     """The priority, in the priority order; None in the other orders."""
     grade: Grade | None = None
     """The grade, in a group that delivers each message twice; None if messages are delivered once."""
+    late: bool = False
+    """Whether the message may have been sent by a time that `Group.complete_until` has returned already.
+
+    Only final deliveries can be late. A message is late at all members or at none.
+    """
 
     @property
     def id(self) -> tuple[int, int, int]:
@@ -129,6 +134,8 @@ class Batch:
     """
     grade: Grade | None = None
     """The grade, in a group that delivers each message twice; None if messages are delivered once."""
+    late: bool = False
+    """Whether `Group.complete_until` may have passed these messages; see `Delivery.late`."""
 
     @property
     def messages(self) -> list[bytes]:
@@ -160,6 +167,7 @@ class Batch:
             repeat(self.incarnation),
             repeat(self.priority),
             repeat(self.grade),
+            repeat(self.late),
             strict=False,
         )
         return list(map(_new_delivery, repeat(Delivery), fields))
@@ -223,6 +231,8 @@ class ViolationKind(StrEnum):
     """Deliveries wait for another group's barrier."""
     LATE = "late"
     """A datagram, or a member's end of slot, arrived later than Δ+Γ allows."""
+    LATE_DELIVERY = "late_delivery"
+    """Messages were delivered later than the deadline that this member asked for."""
     LATE_JOIN = "late_join"
     """A member's announcement that it joins (JOIN) arrived after the slot at which the member wants to start."""
     LEADER_LOST = "leader_lost"
@@ -317,6 +327,29 @@ class ClockViolation(Violation):
             difference = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
         text = f"member {peer}'s clock {difference} than Γ = {duration_text(gamma_ns)}: {outcome}"
         return cls(ViolationKind.CLOCK, text, peer, off_ns=off_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LateDeliveries(Violation):
+    """Messages of one sender were delivered later than the deadline (`ViolationKind.LATE_DELIVERY`).
+
+    The event follows the first late delivery of the sender at once. After that there is at most one event per sender
+    and second, for all late deliveries since the last one. `member` is the sender, and `slot` the slot of the first of
+    these messages. With two grades only early deliveries count.
+    """
+
+    count: int = 0
+    """How many deliveries were late."""
+    late_by_ns: int = 0
+    """By how much the latest one missed the deadline, at least. A message counts as sent at the end of its slot, by a
+    clock that is ahead by Γ: the true delay is longer by up to a slot and 2Γ."""
+
+    @classmethod
+    def of(cls, sender: int, slot: int, count: int, late_by_ns: int) -> LateDeliveries:
+        """The violation for `count` late deliveries, with a text that describes them."""
+        latest = f"the latest one at least {duration_text(late_by_ns)} after the deadline"
+        text = f"late deliveries of messages of member {sender}: {count}, {latest}"
+        return cls(ViolationKind.LATE_DELIVERY, text, sender, slot, count, late_by_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,16 +473,45 @@ class LeaveComplete:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class SlotSkipped:
     """This member skips the rest of the messages of `sender` in `slot`: they were lost, or the sender failed.
 
-    The trace records this event. The application does not get it, because the skipped part may be empty.
+    The trace records this event. The application does not get it, because the skipped part may be empty. It gets a
+    `Gap` when the sender's next frame shows which messages are missing.
     """
 
     sender: int
     incarnation: int
     """The sender's incarnation; 0 if this member never received a frame from it."""
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages of one sender are missing at this member: they were lost, arrived too late, or were sent during a cut.
+
+    The event comes before the sender's next delivery. With two grades it concerns the early deliveries only. Messages
+    from before this member joined are not reported.
+    """
+
+    sender: int
+    incarnation: int
+    slot: int
+    """The first slot of which messages may be missing."""
+    first: int | None
+    """The sequence number of the first missing message. None if this member knows no earlier message of the sender: the
+    missing messages begin in `slot`."""
+    last: int | None
+    """The sequence number of the last missing message.
+
+    None if the sender timed out: an unknown number of its last messages is missing, possibly none. If the same
+    incarnation returns, another Gap with the same `first` has the number.
+    """
+
+    @property
+    def count(self) -> int | None:
+        """The number of missing messages; None if it is unknown."""
+        return None if self.first is None or self.last is None else self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,9 +535,11 @@ class QueueStep:
     view: int | None = None
 
 
-Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
+Event: TypeAlias = Delivery | ViewChange | TimingChange | Gap | Violation | Notice
 """The events that an iteration over a group yields."""
-StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | LeaveComplete | Gap | QueueStep
+StackEvent: TypeAlias = (
+    Batch | ViewChange | TimingChange | Gap | Violation | Notice | LeaveComplete | SlotSkipped | QueueStep
+)
 
 
 class RemainingMessages:
@@ -540,6 +604,8 @@ class Stats:
     multicast: bool
     """Whether this member sends its data by IP multicast."""
     order: str = "vbr"
+    late: int = 0
+    """The deliveries that were certainly later than the deadline, or than the bound if there is no deadline."""
     gap_free: bool = True
     """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -20,12 +20,12 @@ from typing import Any, Self, TypeAlias
 from unisono.errors import GroupClosed, InvalidOption, NoMajority, Timeout
 from unisono.group import Group
 from unisono.model.capabilities import capabilities_of, orders_with
-from unisono.model.events import Batch, Grade, Notice, TimingChange, ViewChange, Violation
+from unisono.model.events import Batch, Gap, Grade, Notice, TimingChange, ViewChange, Violation
 from unisono.model.units import NS_PER_S, duration_ns
 from unisono.replica.replica import MessageName, MistakeCounts, Replica
 from unisono.replica.state_machine import Key, StateMachine
 
-GroupEvent: TypeAlias = ViewChange | TimingChange | Violation | Notice
+GroupEvent: TypeAlias = ViewChange | TimingChange | Gap | Violation | Notice
 _COMMAND, _STATE_REQUEST, _STATE = 1, 2, 3
 _MESSAGE_HEAD = struct.Struct("!BQ")
 _PART = struct.Struct("!HII")

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -47,6 +47,7 @@ from unisono.model.events import (
     Rejoining,
     Sending,
     SlaVerdict,
+    SlotSkipped,
     StackEvent,
     TimingChange,
     ViewChange,
@@ -68,7 +69,7 @@ from unisono.stack import Stack, carry_out
 from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
 
-DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
+DriverEvent = Batch | ViewChange | TimingChange | Gap | Violation | Notice
 """An event in the driver's queue for the application."""
 
 _CLOCK_CHECK_INTERVAL_NS = NS_PER_S
@@ -175,6 +176,7 @@ class Driver:
                 self._next_clock_check_ns = now + _CLOCK_CHECK_INTERVAL_NS
                 self._check_clock_and_losses()
                 self.watch.check(now)
+                self._report_late()
             self.stack.wake(now)
             if (
                 self._on_metrics is not None
@@ -242,6 +244,8 @@ class Driver:
         effects = self.stack.step()
         carry_out(effects, self)
         if effects.events:
+            if self.watch.late_to_report:
+                self._report_late()
             self._changed.set()
             if self._queued_messages > self._queue_limits[0] or self._queued_bytes > self._queue_limits[1]:
                 self._pause_input()
@@ -271,7 +275,7 @@ class Driver:
         match event:
             case LeaveComplete():
                 self.left = event
-            case Gap() | QueueStep():
+            case SlotSkipped() | QueueStep():
                 pass
             case TimingChange():
                 self._resolve_slot_waiters(event.timing.theta_ns)
@@ -291,6 +295,15 @@ class Driver:
             f"the group changed its slot length: the latency bound is now {bound}, more than the deadline of {deadline}"
         )
         self.report_violation(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, change.slot))
+
+    def _report_late(self) -> None:
+        """Queue and record the reports about late deliveries that are due."""
+        for report in self.watch.late_reports():
+            if self._rows is not None:
+                now = self.clock.now()
+                self._rows.record_event(report, real_ns=self.clock.system_ns(now), local_ns=now)
+            self._enqueue(report)
+            self._changed.set()
 
     # -- to and from the application -------------------------------------------------------------------------
 
@@ -468,6 +481,10 @@ class Driver:
         self._queued_messages += messages
         self._queued_bytes += size
         self._queue.append(event)
+
+    def waiting_events(self) -> Iterable[DriverEvent]:
+        """The events that the application has not taken yet, in order."""
+        return self._queue
 
     def pop(self) -> DriverEvent | None:
         """Take the next event for the application; None if there is none."""

@@ -16,6 +16,7 @@ from unisono.model.events import (
     LeaveComplete,
     Notice,
     QueueStep,
+    SlotSkipped,
     StackEvent,
     TimingChange,
     ViewChange,
@@ -34,7 +35,7 @@ _INFO_VIOLATIONS: Final = frozenset({ViolationKind.DEPOSED, ViolationKind.LATE_J
 def line_of(event: StackEvent) -> tuple[int, str] | None:
     """The level and the text of an event's line; None for events that are not logged, such as deliveries."""
     match event:
-        case Batch() | QueueStep():
+        case Batch() | SlotSkipped() | QueueStep():
             return None
         case ViewChange():
             return logging.INFO, _view_text(event)
@@ -49,8 +50,7 @@ def line_of(event: StackEvent) -> tuple[int, str] | None:
         case LeaveComplete():
             return logging.INFO, "this member has left the group"
         case Gap():
-            text = f"gap: the rest of member {event.sender}'s messages of slot {event.slot} is skipped"
-            return logging.INFO, f"{text}; it was lost, or the member failed"
+            return logging.INFO, _gap_text(event)
         case _:
             assert_never(event)
 
@@ -59,6 +59,14 @@ def _view_text(change: ViewChange) -> str:
     named = {"joined": change.joined, "left": change.left}
     changes = "; ".join(f"{word}: {members_text(members)}" for word, members in named.items() if members)
     return f"members are now {members_text(change.view.members)}" + (f" ({changes})" if changes else "")
+
+
+def _gap_text(gap: Gap) -> str:
+    if gap.last is None:
+        since = "" if gap.first is None else f" from number {gap.first} on"
+        return f"gap: member {gap.sender} timed out in slot {gap.slot}; its messages{since} may be missing here"
+    first = f"from slot {gap.slot}" if gap.first is None else f"number {gap.first}"
+    return f"gap: messages of member {gap.sender} did not arrive in time, {first} to number {gap.last}"
 
 
 def members_text(members: Iterable[int]) -> str:

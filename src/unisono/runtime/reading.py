@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, Self, TypeVar
 
 from unisono.model.events import Batch, Delivery, Event, Grade, remaining
@@ -39,6 +39,15 @@ class EventStreams:
         if found is None:
             found = self._streams[name] = EventStream(self, name, wants)
         return found
+
+    def first_unread_slot(self, grade: Grade) -> int | None:
+        """The slot of the first batch of this grade, and not late, that waits for the application; None if none."""
+        waiting = [self.driver.waiting_events(), *(stream.waiting_events() for stream in self._streams.values())]
+        slots = [
+            next((e.slot for e in events if isinstance(e, Batch) and e.grade in (None, grade) and not e.late), None)
+            for events in waiting
+        ]
+        return min((slot for slot in slots if slot is not None), default=None)
 
     def next_for(self, reader: EventStream) -> DriverEvent | None:
         """Take the next event that `reader` wants from the driver, and keep it for the other streams; None if none."""
@@ -89,6 +98,12 @@ class EventStream:
             messages, size = queue_cost(event)
             self.kept_messages += messages
             self.kept_bytes += size
+
+    def waiting_events(self) -> Iterator[DriverEvent]:
+        """The events that this stream has taken from the driver, and that the application has not taken yet."""
+        if self._opened_batch is not None and self._prepared - len(self._deliveries) < len(self._opened_payloads):
+            yield self._opened_batch
+        yield from self._kept
 
     def take_batch(self) -> DriverEvent | None:
         """Take the next batch or other event; None if there is none now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from unisono.model.capabilities import capabilities_of
@@ -16,6 +17,7 @@ from unisono.model.events import (
     Batch,
     Gap,
     Grade,
+    LateDeliveries,
     QueueStep,
     Rejoining,
     StackEvent,
@@ -33,6 +35,8 @@ from unisono.wire.door import Refusal
 
 CHECK_INTERVAL_NS: Final = NS_PER_S
 """How often the driver calls `check`."""
+LATE_REPEAT_NS: Final = NS_PER_S
+"""Late deliveries give at most one event per sender in this time."""
 REFUSED_REPEAT_NS: Final = 10 * NS_PER_S
 """Refused datagrams give at most one line per reason in this time."""
 REPAIRS_PER_S: Final = 100
@@ -41,6 +45,16 @@ _REPAIR_COUNTERS: Final = ("recovered", "repaired", "retransmitted", "taken_over
 """The names of the counters of layers that count repaired frames, such as "fec.recovered"."""
 _BLOCKED: Final = frozenset({ViolationKind.BLOCKED, ViolationKind.NO_MAJORITY})
 _EARLY, _FINAL = Grade.EARLY, Grade.FINAL  # read once: reading a member of an enumeration is slow
+
+
+@dataclass(slots=True)
+class _LateMessages:
+    """The late deliveries of one sender that were not reported yet, and when the last report was."""
+
+    slot: int = 0
+    count: int = 0
+    late_by_ns: int = 0
+    reported_ns: int | None = None
 
 
 class Watch:
@@ -65,6 +79,8 @@ class Watch:
         self._knows_lateness = capabilities.total_order and not capabilities.pulled and not capabilities.routed
         self._late_after_ns = self._late_limit_ns()
         self._late_logged = self._latest_ns = 0
+        self.late_to_report: dict[int, _LateMessages] = {}
+        """By sender, late deliveries for `late_reports`."""
         self._formed = False
         self._view_members = stack.policy.view.members
         self._blocked_since_ns: int | None = None
@@ -109,13 +125,16 @@ class Watch:
 
     def on_violation(self, violation: Violation) -> None:
         """Count a violation of the stack or of the driver, and write its line."""
-        seen = self.violations.get(violation.kind)
-        self.violations[violation.kind] = SeenViolations(1 if seen is None else seen.count + 1, violation.text)
+        self._count_violation(violation)
         now, line = self._clock.now(), line_of(violation)
         if violation.kind in _BLOCKED and self._stack.standing(now).majority is False:
             self._begin_block(now, violation.text)
         elif line is not None:
             self.log.write(now, *line, (violation.kind, violation.member))
+
+    def _count_violation(self, violation: Violation) -> None:
+        seen = self.violations.get(violation.kind)
+        self.violations[violation.kind] = SeenViolations(1 if seen is None else seen.count + 1, violation.text)
 
     def on_sent_elsewhere(self, count: int) -> None:
         """Count accepted messages that go to other groups only, so that this member does not deliver them."""
@@ -130,6 +149,26 @@ class Watch:
             if passed_ns > self._late_after_ns:
                 self.late += batch.count
                 self._latest_ns = max(self._latest_ns, passed_ns)
+                if self._deadline_ns is not None:
+                    self._add_late(batch, passed_ns - self._late_after_ns)
+
+    def _add_late(self, batch: Batch, late_by_ns: int) -> None:
+        late = self.late_to_report.setdefault(batch.sender, _LateMessages())
+        if not late.count:
+            late.slot, late.late_by_ns = batch.slot, 0
+        late.count += batch.count
+        late.late_by_ns = max(late.late_by_ns, late_by_ns)
+
+    def late_reports(self) -> list[LateDeliveries]:
+        """The reports about late deliveries that are due: at most one per sender and second."""
+        now, reports = self._clock.now(), []
+        for sender, late in self.late_to_report.items():
+            is_due = late.reported_ns is None or now - late.reported_ns >= LATE_REPEAT_NS
+            if late.count and is_due:
+                reports.append(LateDeliveries.of(sender, late.slot, late.count, late.late_by_ns))
+                self._count_violation(reports[-1])
+                late.count, late.reported_ns = 0, now
+        return reports
 
     def _late_limit_ns(self) -> int:
         """A message is late if its slot has ended for longer than this: the sender's clock may be off by Γ."""

@@ -22,6 +22,7 @@ from unisono.model.events import (
     Notice,
     QueueStep,
     Rejoining,
+    SlotSkipped,
     StackEvent,
     TimingChange,
     TopologyChange,
@@ -395,7 +396,7 @@ class SimulatedMember:
                 self.notices.append(event)
             case LeaveComplete():
                 self.inactive_until_ns = NEVER
-            case TimingChange() | Gap() | QueueStep():
+            case TimingChange() | Gap() | SlotSkipped() | QueueStep():
                 pass
             case _:
                 assert_never(event)

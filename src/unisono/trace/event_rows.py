@@ -13,6 +13,7 @@ from unisono.model.events import (
     Notice,
     QueueStep,
     Rejoining,
+    SlotSkipped,
     StackEvent,
     TimingChange,
     ViewChange,
@@ -83,9 +84,11 @@ class EventRecorder:
                     self._begin_incarnation(event, real_ns, local_ns)
             case LeaveComplete():
                 self._row(EventKind.LEAVE, event.final_slot + 1, real_ns, local_ns)
-            case Gap():
+            case SlotSkipped():
                 subject, incarnation = event.sender, event.incarnation
                 self._row(EventKind.GAP, event.slot, real_ns, local_ns, subject=subject, incarnation=incarnation)
+            case Gap():
+                pass  # the rows of the skipped slots and of the views have recorded it
             case QueueStep():
                 self._recorder.step(event, real_ns=real_ns, local_ns=local_ns)
             case _:

@@ -517,3 +517,9 @@ class CbrOrder(OrderBase):
             return 0
         next_turn_ns = self._late_checked_ns if self._late_reported else self._late_at() - turn_bound_ns(self._timing)
         return max(0, self._timing.slot_of(next_turn_ns) - 1)
+
+    def complete_slot(self) -> int | None:
+        """The last slot of which no turn is delivered here any more; None before this member delivers."""
+        if self.mode not in CBR_RUNNING:
+            return None
+        return self._timing.slot_of(self._late_at() - turn_bound_ns(self._timing)) - 1

@@ -217,6 +217,8 @@ class AgreedRange:
     position: int
     """The number of final messages before these in the final order."""
     message_range: MessageRange
+    late: bool
+    """Whether messages of a later slot come before these in the final order."""
 
 
 class FinalLog:
@@ -246,10 +248,11 @@ class FinalLog:
         return message_range.without(self.final)
 
     def _finalize(self, k: int, message_range: MessageRange) -> list[AgreedRange]:
+        late = message_range.slot < self.slot
         self.slot = max(self.slot, message_range.slot)
         agreed = []
         for part in self.not_yet_final(message_range):
-            agreed.append(AgreedRange(k, self.slot, self.message_count, part))
+            agreed.append(AgreedRange(k, self.slot, self.message_count, part, late))
             self.message_count += part.length
         if agreed:
             if message_range.origin not in self.final.ranges:

@@ -27,7 +27,7 @@ from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.agreement.paxos.acceptor import ConsensusOutput, RestoredState
 from unisono.errors import InvariantViolated
 from unisono.model.effects import StoredRecords, Write
-from unisono.model.events import Batch, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
+from unisono.model.events import Batch, Gap, Grade, LeaveComplete, StackEvent, Violation, ViolationKind
 from unisono.model.message_set import MessageRange, SenderSlot
 from unisono.model.policy import Policy
 from unisono.model.status import Standing
@@ -121,6 +121,8 @@ class FinalOrder:
         """(instance, range) of final messages that another member may lack."""
         self._index = self._compacted_upto = 0
         self._next_position: int | None = None
+        self._final_slot = 0
+        """The slot of the last final delivery here. All final messages of earlier slots that follow are late."""
         """The position of the next message that becomes final; None before the first one after a snapshot."""
         self._recovery = Recovery(policy, self.store, self.log, self._send)
         self._proposer: FinalProposer | None = None
@@ -268,7 +270,7 @@ class FinalOrder:
             elif isinstance(event, LeaveComplete):
                 self._order_left, self._leaving_since = event, self.now
                 self._report_outdated = True
-            else:
+            elif self._delivers_early or not isinstance(event, Gap):
                 self.events.append(event)
         self.inner.events.clear()
         done = self._done_slot()
@@ -280,6 +282,16 @@ class FinalOrder:
         self._pending_bytes[sender_slot] = self._pending_bytes.get(sender_slot, 0) + payload_bytes
         self._total_pending_bytes += payload_bytes
         self._report_outdated = self._may_propose = True
+
+    def complete_slot(self, *, early: bool) -> int | None:
+        """The last slot whose messages are all delivered here in this grade, except late ones; None before the first.
+
+        The final log decides which messages are late, so this mark is agreed: a message is late at all members if a
+        message of a later slot precedes it in the log.
+        """
+        if early:
+            return self.inner.complete_slot()
+        return self._final_slot - 1 if self._final_slot else None
 
     def _done_slot(self) -> int:
         """The last slot for which this member has finished its early deliveries."""
@@ -418,8 +430,10 @@ class FinalOrder:
                     message_range.length,
                     packed_messages,
                     grade=Grade.FINAL,
+                    late=agreed.late,
                 )
             )
+            self._final_slot = agreed.slot
             self._index += message_range.length
 
     def check_position(self, agreed: AgreedRange) -> None:

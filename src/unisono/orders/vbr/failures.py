@@ -24,13 +24,14 @@ the members to remove from the next view.
 
 from __future__ import annotations
 
-from unisono.model.events import ClockViolation, Gap, View, ViewChange, Violation, ViolationKind
+from unisono.model.events import ClockViolation, SlotSkipped, View, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.timing import Segment, SlotGrid, Timing
 from unisono.model.units import NS_PER_S, Reserver, duration_text
 from unisono.net.clock_check import ClockDifference
 from unisono.orders.contract import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import Rqueue, SlotFrames
+from unisono.orders.vbr.missing import MissingMessages
 from unisono.orders.vbr.order import VbrOrder
 from unisono.wire.codec import control_frame, message_in
 from unisono.wire.control import Join, JoinStep
@@ -143,6 +144,7 @@ class VbrGaps(VbrOrder):
         """By member, the latest slot in which it sent a frame that has arrived; control messages count too."""
         self._latest_data_slot = dict.fromkeys(policy.view.members, 0)
         """By member, the latest slot of its received data. By FIFO order no data of earlier slots follows (000 §7)."""
+        self._missing = MissingMessages()
         self._timeout_streaks: dict[int, tuple[int, int, int]] = {}
         """By member: its consecutive time-outs, its incarnation, and the start of the slot that timed out last."""
 
@@ -543,6 +545,8 @@ class VbrGaps(VbrOrder):
             self.events.append(Violation(ViolationKind.SLOTS, text, me, self._deliver_slot))
         self._deliver_received_frames()
         others = tuple(member for member in self.view.members if member != me)
+        for member in others:
+            self._missing.skip(member, self._deliver_slot)
         self._reported_members = (me,)
         self.view = View(self._reported_members, self._deliver_slot)
         self.events.append(ViewChange(self.view, left=others))
@@ -557,9 +561,7 @@ class VbrGaps(VbrOrder):
                 if frames is not None:
                     self._deliver(sender, frames)
                 if frames is None or not frames.ended():
-                    self.events.append(Gap(sender, self._incarnations.get(sender, 0), self._deliver_slot))
-                if frames is not None:
-                    self._deliver_after_gap(sender, frames)
+                    self._skip_rest(sender, frames)
                 self._count = 0
             self._deliver_slot, self._current = self._deliver_slot + 1, 0
 
@@ -606,14 +608,27 @@ class VbrGaps(VbrOrder):
         passed = lossy and self._latest_data_slot[sender] > slot
         if not passed and self._last_wake_at < self._late_at():
             return False
-        frames = self._rqueues[sender].slots.get(slot)
-        if frames is not None:
-            self._deliver_after_gap(sender, frames)
-        self.events.append(Gap(sender, self._incarnations.get(sender, 0), slot))
+        self._skip_rest(sender, self._rqueues[sender].slots.get(slot))
         if not lossy or slot - self._latest_slot_heard[sender] > self._policy.loss_burst:
             # Members send a datagram in every slot, so more than this many silent slots are not just losses (000-28).
             self._failed.append(sender)
         return True
+
+    def _skip_rest(self, sender: int, frames: SlotFrames | None) -> None:
+        """Continue without the missing frames of a sender's slot, and deliver the received ones that follow them."""
+        slot = self._deliver_slot
+        self._missing.skip(sender, slot)
+        if frames is not None:
+            self._deliver_after_gap(sender, frames)
+            if not frames.ended():
+                self._missing.skip(sender, slot)
+        self.events.append(SlotSkipped(sender, self._incarnations.get(sender, 0), slot))
+
+    def _record_sequence(self, sender: int, incarnation: int, first_sequence: int, count: int) -> None:
+        """Report a gap if the sequence numbers show that messages of the sender are missing here."""
+        gap = self._missing.receive(sender, incarnation, first_sequence, count, self._deliver_slot)
+        if gap is not None:
+            self.events.append(gap)
 
     def _deliver_after_gap(self, sender: int, frames: SlotFrames) -> None:
         """Deliver a sender's frames that follow a gap, in order, except messages that lack a fragment (001-6)."""
@@ -637,9 +652,11 @@ class VbrGaps(VbrOrder):
         for member in sorted(failed):
             self._drop_queued_frames(member)
             self._record_timeout(member)
+            self.events.append(self._missing.remove(member, self._incarnations.get(member, 0), slot))
         due = {m: incarnation for m, incarnation in self._pending_joins.pop_due(slot).items() if m != me}
         for member, incarnation in due.items():
             self._incarnations[member] = incarnation
+            self._missing.begin(member, incarnation)
             self._member_since_slot[member] = slot
             self._final_slots.pop(member, None)
             self._record_slot_heard(member, slot - 1)
@@ -648,6 +665,8 @@ class VbrGaps(VbrOrder):
         joined = tuple(m for m in due if m in left or m not in listed)
         if numbers_skipped and len(listed) > 1:
             others = tuple(m for m in listed if m != me)
+            for member in others:
+                self._missing.skip(member, delivered_slot + 1)
             self.view = View((me,), delivered_slot + 1)
             self.events.append(ViewChange(self.view, left=others))
             left, joined = (), tuple(m for m in members if m != me)

@@ -382,8 +382,10 @@ class VbrOrder(VariableRateBase):
         """Deliver the frames of one sender and slot that follow each other without a gap, as one batch."""
         packed: list[PackedMessages] = []
         first_sequence = incarnation = -1
+        last: Frame | None = None
         while (frame := frames.waiting.pop(frames.next_number, None)) is not None:
             frames.next_number += 1
+            last = frame
             if frame.number == 0:
                 self._bursts[sender] = frame.burst
             messages = frame.packed_messages
@@ -400,6 +402,8 @@ class VbrOrder(VariableRateBase):
             if frame.flags & (LEAVING | SETTING_REQUEST):
                 self._on_end_of_slot_mark(sender, frame)
         if not packed:
+            if last is not None:
+                self._record_sequence(sender, last.incarnation, last.first_sequence, 0)
             return
         if self._deliver_slot != self._last_delivered_slot or sender < self._last_delivered_sender:
             self.check_delivery(sender)
@@ -408,6 +412,7 @@ class VbrOrder(VariableRateBase):
         place = first_sequence % POSITIONS_PER_SENDER if self.gap_stable_places else self._count
         position = sender * POSITIONS_PER_SENDER + place
         slot, index = self._deliver_slot, self._index
+        self._record_sequence(sender, incarnation, first_sequence, count)
         self.events.append(Batch(sender, incarnation, slot, first_sequence, position, index, count, packed))
         self._count += count
         self._index += count
@@ -533,6 +538,9 @@ class VbrOrder(VariableRateBase):
         """Whether delivery goes on without the rest of this sender's slot: never, since no member fails."""
         return False
 
+    def _record_sequence(self, sender: int, incarnation: int, first_sequence: int, count: int) -> None:
+        """Do nothing: no message is skipped, so that the sequence numbers show no gap."""
+
     def _may_finish_slot(self, now: int) -> bool:
         """Whether a slot that all members have ended may be finished: always, since no member joins a running group."""
         return True
@@ -566,6 +574,10 @@ class VbrOrder(VariableRateBase):
     def done_slot(self) -> int:
         """The last slot that is completely delivered here."""
         return max(0, self._deliver_slot - 1)
+
+    def complete_slot(self) -> int | None:
+        """The last slot of which no message is delivered here any more; None before this member delivers."""
+        return self._deliver_slot - 1 if self.running() else None
 
     def max_send(self) -> int:
         """Our burst in the slot being sent: maxSend in paper 000, Lemma 5.1."""
