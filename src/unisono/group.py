@@ -458,7 +458,7 @@ class Group:
     @property
     def has_majority(self) -> bool | None:
         """Whether this member has a majority of the group; None if the order needs none, or has not formed."""
-        return self._stack.standing(self._driver.clock.now()).majority
+        return self._driver.watch.standing(self._driver.clock.now()).majority
 
     def on_majority_lost(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the reason each time this member finds that it has lost its majority.

@@ -106,6 +106,16 @@ class Bench:
                     stack.wake(self.now)
             self.exchange()
 
+    def wait_with_late_timers(self, until: int, late_ns: int) -> None:
+        """Advance to `until` after the start; every timer of the election is late by `late_ns`."""
+        while self.now < START + until:
+            running = [m for m in self.stacks if m not in self.isolated]
+            due = [at for m in running if (at := self.order(m).election.wake_at()) is not None]
+            self.now = max(self.now, min(due)) + late_ns
+            for member in running:
+                self.stacks[member].wake(self.now)
+            self.exchange()
+
     def texts(self, member: int) -> list[bytes]:
         return [text for event in self.events[member] if isinstance(event, Batch) for text in event.messages]
 
@@ -269,6 +279,39 @@ def test_a_leader_without_a_majority_orders_nothing() -> None:
     bench.isolated = set()
     bench.wait(200 * MS)
     assert bench.texts(1) == bench.texts(2) == [b"x"]
+
+
+@pytest.mark.parametrize("late_ms", [3, 6, 11])
+def test_members_with_late_timers_replace_a_crashed_leader(late_ms: int) -> None:
+    """Timers that are always later than Γ delay the time-out. They do not restart it each time."""
+    bench = Bench(3)
+    bench.isolated = {1}
+    bench.wait_with_late_timers(500 * MS, late_ms * MS)
+    assert [bench.order(m).election.leader for m in (2, 3)] == [2, 2]
+
+
+def test_after_a_pause_a_member_waits_a_whole_timeout_for_its_leader() -> None:
+    bench = Bench(3)
+    bench.wait(50 * MS)
+    bench.isolated, bench.now = {1, 3}, START + 500 * MS
+    bench.stacks[2].wake(bench.now)
+    bench.wait(500 * MS + heartbeat_timeout_ns(TIMING))
+    assert bench.order(2).election.leader == 1
+    bench.wait(501 * MS + heartbeat_timeout_ns(TIMING))
+    assert bench.order(2).election.leader is None
+
+
+@pytest.mark.parametrize("crashed", [{3}, {2, 3}])
+def test_a_leader_with_late_timers_notices_crashed_followers(crashed: set[int]) -> None:
+    bench = Bench(3)
+    bench.isolated = crashed
+    bench.wait_with_late_timers(500 * MS, 3 * MS)
+    standing = bench.stacks[1].standing(bench.now)
+    assert standing.majority is (len(crashed) == 1)
+    if len(crashed) == 1:
+        assert bench.order(1).election.membership.current_members == (1, 2)
+    else:
+        assert "no_majority" in bench.violations(1)
 
 
 def test_a_forged_term_ends_no_member() -> None:

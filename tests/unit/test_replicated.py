@@ -221,6 +221,32 @@ def test_execute_ends_when_the_majority_is_lost() -> None:
     run_test(part())
 
 
+@pytest.mark.parametrize("wait_s", [2.0, 2.2, 2.4, 2.6, 2.8])
+def test_execute_ends_when_the_majority_is_lost_again_soon_after_it_came_back(wait_s: float) -> None:
+    """The member checks its majority once per second; some of the waits end between two checks."""
+
+    async def part() -> None:
+        options: dict[str, Any] = {"order": "consensus", "slot": "10ms", "delta": "5ms", "gamma": "1ms"}
+        async with network(members=3, **options) as net, Replicated(net[1], Log()) as one:
+            lost: list[str] = []
+            net[1].on_majority_lost(lost.append)
+            assert await one.execute(b"fine") == 0
+            net.cut(1, (2, 3))
+            while not lost:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(wait_s)
+            net.heal()
+            while not net[1].has_majority:
+                await asyncio.sleep(0.005)
+            net.cut(1, (2, 3))
+            async with asyncio.timeout(30):
+                with pytest.raises(unisono.NoMajority, match="it may still run later"):
+                    await one.execute(b"waiting")
+            assert len(lost) == 2
+
+    run_test(part())
+
+
 def test_execute_with_a_timeout_raises_timeout_while_there_is_a_majority() -> None:
     async def part() -> None:
         async with network(members=3, order="consensus") as net, Replicated(net[1], Log()) as one:

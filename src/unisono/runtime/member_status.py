@@ -17,7 +17,7 @@ SILENT_PROBES = 3
 def status_of(driver: Driver, group: str, plan: str) -> Status:
     """The status of a member now. `group` is the group's name, and `plan` its plan in one line."""
     stack, watch = driver.stack, driver.watch
-    policy, standing = stack.policy, stack.standing(driver.clock.now())
+    policy, standing = stack.policy, watch.standing(driver.clock.now())
     waiting_to_send, waiting_for_application = driver.queue_lengths()
     delays = stack.delays.largest if stack.delays.total else stack.clock_differences.longest_delay_ns
     return Status(

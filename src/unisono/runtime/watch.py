@@ -26,7 +26,7 @@ from unisono.model.events import (
     Violation,
     ViolationKind,
 )
-from unisono.model.status import SeenViolations
+from unisono.model.status import SeenViolations, Standing
 from unisono.model.units import NS_PER_S, duration_text
 from unisono.runtime.log_lines import GroupLog, line_of, members_text
 from unisono.runtime.timers import LocalClock
@@ -195,17 +195,22 @@ class Watch:
             self.log.write(now, level, text + duration_text(late_by_ns))
             self._late_logged, self._latest_ns = self.late, 0
 
-    def _check_majority(self, now: int) -> None:
-        standing, members = self._stack.standing(now), self._stack.policy.view.members
-        if standing.majority is False:
-            up = members_text(member for member in self._view_members if member not in standing.suspected)
-            text = f"this member has no majority: of the members {members_text(members)} it reaches {up}"
-            self._begin_block(now, f"{text}; nothing can be agreed on until it reaches more members")
-        elif standing.majority and self._blocked_since_ns is not None:
+    def standing(self, now: int) -> Standing:
+        """The order's standing. A majority that a caller sees here ends the block, so its next loss is reported."""
+        standing = self._stack.standing(now)
+        if standing.majority and self._blocked_since_ns is not None:
             lasted = duration_text(now - self._blocked_since_ns)
             self._blocked_since_ns = None
             leads = "" if standing.leader is None else f"; member {standing.leader} leads"
             self.log.write(now, logging.WARNING, f"this member has a majority again, after {lasted}{leads}")
+        return standing
+
+    def _check_majority(self, now: int) -> None:
+        standing, members = self.standing(now), self._stack.policy.view.members
+        if standing.majority is False:
+            up = members_text(member for member in self._view_members if member not in standing.suspected)
+            text = f"this member has no majority: of the members {members_text(members)} it reaches {up}"
+            self._begin_block(now, f"{text}; nothing can be agreed on until it reaches more members")
 
     def _begin_block(self, now: int, text: str) -> None:
         if self._blocked_since_ns is None:

@@ -97,6 +97,16 @@ def outage_ns(timing: Timing, processing_ns: int) -> int:
     return timing.delta_ns + processing_ns + leader_change_bound_ns(timing)
 
 
+def alive_after_pause(alive_at: int, now: int, late_ns: int, *, is_first: bool) -> int:
+    """When a peer last counted as alive, after this member was paused until `now` and its timer was late by `late_ns`.
+
+    After the first pause since a frame of the peer, the whole time-out starts again: the pause began up to Θ before the
+    timer was due, and frames of the peer may still wait in the socket. Later pauses only do not count as silence. So a
+    member whose timers are always late finds out that a peer has crashed.
+    """
+    return max(alive_at, now if is_first else min(now, alive_at + late_ns))
+
+
 # -- one member's knowledge of the others ----------------------------------------------------------------------------
 
 
@@ -201,20 +211,45 @@ class FollowerHeartbeats:
         self._member = member
         self._timeout_ns = heartbeat_timeout_ns(timing)
         self._last_received = dict.fromkeys(members, 0)
+        self._paused_since_frame: set[int] = set()
+        """The members that have sent nothing since this member was last paused."""
         self._echoes = dict.fromkeys(members, 0)
         self.acked = dict.fromkeys(members, 0)
         """By member, the position up to which it has delivered the stream, according to its last heartbeat."""
         self.trusted_from = 0
         """A follower counts as a supporter if it has answered a heartbeat that was sent at this time or later."""
+        self._confirmed_at = 0
+        """When a majority last supported this leader before a pause, without the time of later pauses."""
 
     def assume_alive_until(self, until: int) -> None:
         """Count no member as unresponsive before `until`: it may not have started, or its frames could not arrive."""
         for member, last_received in self._last_received.items():
             self._last_received[member] = max(until, last_received)
 
+    def on_pause(self, now: int, late_ns: int) -> None:
+        """Do not count a pause of this member as silence of the others."""
+        for member, last_received in self._last_received.items():
+            is_first = member not in self._paused_since_frame
+            self._last_received[member] = alive_after_pause(last_received, now, late_ns, is_first=is_first)
+            self._paused_since_frame.add(member)
+
+    def distrust_until_answered(self, now: int, late_ns: int, *, had_majority: bool) -> None:
+        """As a leader that was paused, count only followers that answer a heartbeat that is sent from now on."""
+        self.trusted_from = now
+        self._confirmed_at = alive_after_pause(self._confirmed_at, now, late_ns, is_first=had_majority)
+
+    def trust_all(self) -> None:
+        """As a new leader, count all followers: their votes are as good as answers."""
+        self.trusted_from = self._confirmed_at = 0
+
+    def may_await_answers(self, now: int) -> bool:
+        """Whether this leader was paused and answers of a majority may still be on their way."""
+        return now <= self._confirmed_at + self._timeout_ns
+
     def on_frame(self, member: int, now: int) -> None:
         """Record that a follower has sent something to its leader."""
         self._last_received[member] = max(now, self._last_received[member])
+        self._paused_since_frame.discard(member)
 
     def on_heartbeat(self, member: int, now: int, heartbeat: StreamHeartbeat) -> None:
         """Record a follower's heartbeat."""
@@ -284,6 +319,8 @@ class LeaderElection:
         # Heartbeats.
         self.started = False
         self._next_heartbeat = self._leader_alive_at = 0
+        self._paused_since_leader_frame = False
+        """Whether this member was paused since `_leader_alive_at` was set."""
         self._leader_last_received_ns = 0
         """When this member last received anything from the leader; a reported interruption counts from this time."""
         self._leader_lost_at = self._leader_heartbeat_sent_ns = 0
@@ -329,8 +366,7 @@ class LeaderElection:
             return Standing(True, self.leader, self.leader is not None or not self._no_majority_reported, suspected)
         heartbeats, members = self._follower_heartbeats, self.membership.current_members
         behind = {m: max(0, self.stream.position - heartbeats.acked[m]) for m in members if m != self.member}
-        settled = now > heartbeats.trusted_from + heartbeat_timeout_ns(self.timing)
-        majority = not settled or self._supporters(now) >= self.membership.majority()
+        majority = heartbeats.may_await_answers(now) or self._supporters(now) >= self.membership.majority()
         return Standing(True, self.member, majority, tuple(heartbeats.unresponsive(members, now)), behind)
 
     def _supporters(self, now: int) -> int:
@@ -363,12 +399,15 @@ class LeaderElection:
         of a candidate may follow another leader by now. Those that do not will vote again, and a heartbeat of another
         leader will arrive within the heartbeat time-out.
         """
-        if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
+        late_ns = now - self._next_heartbeat
+        if not self.started or late_ns <= self.timing.gamma_ns:
             return
-        self._leader_alive_at = max(self._leader_alive_at, now)
-        self._follower_heartbeats.assume_alive_until(now)
+        is_first, self._paused_since_leader_frame = not self._paused_since_leader_frame, True
+        self._leader_alive_at = alive_after_pause(self._leader_alive_at, now, late_ns, is_first=is_first)
+        had_majority = self._supporters(now - late_ns) >= self.membership.majority()
+        self._follower_heartbeats.on_pause(now, late_ns)
         if self.leading:
-            self._follower_heartbeats.trusted_from = now
+            self._follower_heartbeats.distrust_until_answered(now, late_ns, had_majority=had_majority)
             self._send_heartbeat(now, wants_answer=True)
             return
         self._next_heartbeat, election = now, self._election_state
@@ -405,7 +444,7 @@ class LeaderElection:
         self._check_leader_timeout(now)
         if self._election_state.is_candidate:
             self._count_votes(now)
-        elif self.leading and now > self._follower_heartbeats.trusted_from + heartbeat_timeout_ns(self.timing):
+        elif self.leading and not self._follower_heartbeats.may_await_answers(now):
             self._report_no_majority(self._supporters(now), "answer this leader")
 
     def wake_at(self) -> int | None:
@@ -484,8 +523,12 @@ class LeaderElection:
             self._follower_heartbeats.on_frame(member, now)
 
     def _record_leader_alive(self, now: int) -> None:
-        self._leader_alive_at = max(self._leader_alive_at, now)
+        self._assume_leader_alive_until(now)
         self._leader_last_received_ns = max(self._leader_last_received_ns, now)
+
+    def _assume_leader_alive_until(self, until: int) -> None:
+        self._leader_alive_at = max(self._leader_alive_at, until)
+        self._paused_since_leader_frame = False
 
     def update_member_list(self, now: int) -> None:
         """As the leader, remove unresponsive members, and leaving members whose last frame was delivered."""
@@ -751,7 +794,7 @@ class LeaderElection:
         self._promise(term)
         self._election_state.end_poll()
         # The candidate has the time of its poll before it can time out itself.
-        self._leader_alive_at = max(self._leader_alive_at, now + vote_wait_ns(self.timing))
+        self._assume_leader_alive_until(now + vote_wait_ns(self.timing))
         self.frame_sender.send(now, self._own_vote(), to=candidate)
 
     def _own_vote(self) -> Vote:
@@ -823,7 +866,7 @@ class LeaderElection:
         for member in self.membership.members:
             vote = self._election_state.votes.get(member)
             acked[member] = 0 if vote is None else min(vote.position, self.stream.stable)
-        self._follower_heartbeats.trusted_from = 0
+        self._follower_heartbeats.trust_all()
         self.append_member_list(now, voters)
         self._send_heartbeat(now)
 
@@ -835,7 +878,7 @@ class LeaderElection:
         self._election_state.end_poll()
         self.stream.forget_ahead()
         self._leader_position = self._leader_retains_from = self._requested_until = 0
-        self._leader_alive_at = max(self._leader_alive_at, now)
+        self._assume_leader_alive_until(now)
         # At the end of this slot, request entries that were ordered before this term and are missing here.
         self._entries_timer.expect(self.stream.position + 1)
 
