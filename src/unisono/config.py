@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from unisono.errors import ConfigError, InvalidOption, ScenarioError
 from unisono.model.options import (
@@ -23,6 +23,8 @@ from unisono.model.options import (
     OrderName,
     OrderOptions,
     TextForm,
+    check_options,
+    check_type,
     choice_form,
     order_options,
     text_options,
@@ -32,11 +34,13 @@ from unisono.model.sla import MetricRow, SlaSet
 from unisono.model.text.toml import TomlTable, line_of, syntax_line
 from unisono.model.text.topology import parse_topology
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
-from unisono.model.units import Rate, duration_ns
+from unisono.model.units import Rate
 from unisono.qos.plan.admission import Link, capacity_bytes_per_s
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
+
+_Made = TypeVar("_Made")
 
 Fsync: TypeAlias = Literal["always", "batch", "never"]
 MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
@@ -97,11 +101,27 @@ def _capacity(name: str, text: str) -> str:
     return text
 
 
-TEXT: Final = TextForm("TEXT", _text, str)
-PATH: Final = TextForm("FILE", _text, str)
-ADDRESS: Final = TextForm("ADDRESS:PORT", _text, str)
+PATH: Final = TextForm(
+    "FILE", _text, str, python_types=(str, os.PathLike), python_expected="the path of a file, such as 'member-1.log'"
+)
+SLA_FILE: Final = replace(
+    PATH, python_types=(str, os.PathLike, SlaSet), python_expected="an SlaSet or the path of a file, such as 'sla.toml'"
+)
+ADDRESS: Final = TextForm(
+    "ADDRESS:PORT",
+    _text,
+    str,
+    python_types=(str, tuple),
+    python_expected="an address and port, such as '239.1.2.3:7776'",
+)
 SHARE: Final = TextForm("p", _share, repr, (int, float), "a share from 0 to less than 1, such as 0.01")
-CAPACITY: Final = TextForm("CAPACITY", _capacity, str)
+CAPACITY: Final = TextForm(
+    "CAPACITY",
+    _capacity,
+    str,
+    python_types=(str, Link),
+    python_expected="a capacity such as '100Mbit/s', or a Link('100Mbit/s') that several groups share",
+)
 
 DEADLINE: Final = Option("deadline", None, "the latency that every delivery has to meet", DURATION)
 GAPS: Final = Option(
@@ -145,7 +165,7 @@ BIND: Final = Option(
 MAX_FRAME: Final = Option(
     "max_frame", None, "largest datagram in bytes; by default it fits the path to the peers", COUNT
 )
-SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", PATH)
+SLA: Final = Option("sla", None, "service level agreements to evaluate while the group runs", SLA_FILE)
 CONFIG_OPTIONS: Final = (
     *(DEADLINE, GAPS, DELTA, GAMMA, LOSS, LINK, MULTICAST, MULTICAST_TTL, BIND, MAX_FRAME),
     *(STORAGE, FSYNC, SLA, TIMEOUT, MIN_MEMBERS, MAX_MESSAGE, QUEUE_MESSAGES, STATUS_SOCKET),
@@ -168,10 +188,7 @@ class Network:
     max_frame: int | None = MAX_FRAME.field()
 
     def __post_init__(self) -> None:
-        duration_ns(self.delta, "delta")
-        duration_ns(self.gamma, "gamma")
-        if not 0 <= self.loss < 1:
-            raise InvalidOption("loss", f"expected a share from 0 to less than 1, got {self.loss}")
+        check_options(self)
         if not 0 <= self.multicast_ttl <= 255:
             raise InvalidOption("multicast_ttl", f"expected a number from 0 to 255, got {self.multicast_ttl}")
 
@@ -190,6 +207,16 @@ class Observe:
     """Service level agreements, or the path of a file of them. Violations come as events."""
     metrics: bool | MetricSink = False
     """True collects metrics for `group.metrics()`. A function also gets the rows of each interval."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not isinstance(self.metrics, bool) and not callable(self.metrics):
+            raise TypeError(f"metrics: expected True, False or a function that takes rows, got {self.metrics!r}")
+        if self.recorder is not None and not hasattr(self.recorder, "delivered"):
+            raise TypeError(
+                f"recorder: expected the recorder of a trace, such as writer.recorder() of a TraceWriter, "
+                f"got {self.recorder!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,15 +250,18 @@ class Config:
     """Whether this member serves its status to `unisono status`, through a Unix socket of this user."""
 
     def __post_init__(self) -> None:
-        if self.deadline is not None:
-            duration_ns(self.deadline, "deadline")
-        duration_ns(self.timeout, "timeout")
-        for name, value, choices in (
-            ("gaps", self.gaps, (None, *get_args(Gaps))),
-            ("fsync", self.fsync, get_args(Fsync)),
+        check_options(self)
+        for name, value, types, expected in (
+            ("group", self.group, (str,), "the name of the group, such as 'table-7'"),
+            ("member", self.member, (int, type(None)), "the number of this member, such as 1"),
+            ("order", self.order, (str, OrderOptions), "the name or the options of an order, such as 'vbr' or Vbr()"),
+            ("network", self.network, (Network,), "a Network, such as Network(delta='20ms')"),
+            ("rate", self.rate, (Rate,), "a Rate, such as Rate(avg=50, burst=8)"),
+            ("observe", self.observe, (Observe,), "an Observe, such as Observe(metrics=True)"),
         ):
-            if value not in choices:
-                raise InvalidOption(name, f"expected one of {', '.join(filter(None, choices))}, got {value!r}")
+            check_type(name, value, types, expected)
+        if self.fsync != FSYNC.default and self.storage is None:
+            raise InvalidOption("fsync", f"{self.fsync!r} has no effect without storage; give storage, too")
         if self.queue_messages < 1:
             raise InvalidOption("queue_messages", f"expected room for at least one message, got {self.queue_messages}")
 
@@ -272,7 +302,7 @@ def parse_config(text: str, source: str) -> Config:
 def _config(top: TomlTable) -> Config:
     values: dict[str, Any] = _option_values(top, Config)
     values["group"] = top.text("group", "unisono")
-    values["member"] = top.integer("member", 0) or None
+    values["member"] = top.integer("member", minimum=1) if top.has("member") else None
     values["order"] = _order(top)
     for name, read in (("peers", _peers), ("rate", _rate)):
         is_given, table = top.has(name), top.table(name)
@@ -282,9 +312,17 @@ def _config(top: TomlTable) -> Config:
         table = top.table(name)
         given = _option_values(table, made)
         table.reject_unknown_fields()
-        values[name] = table.checked("", partial(made, **given))
+        values[name] = _made(table, made, given)
     top.reject_unknown_fields()
-    return top.checked("", partial(Config, **values))
+    return _made(top, Config, values)
+
+
+def _made(table: TomlTable, made: type[_Made], values: Mapping[str, Any]) -> _Made:
+    """A value of the class `made`. If it refuses an option, the error names that field of the table."""
+    try:
+        return made(**values)
+    except InvalidOption as error:
+        raise table.error(error.field, error.problem) from error
 
 
 def _option_values(table: TomlTable, made: type) -> dict[str, Any]:

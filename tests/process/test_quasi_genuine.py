@@ -41,7 +41,7 @@ async def join_all(
                 rate=unisono.Rate(avg=3200, burst=16),
                 max_message=1000,
                 storage=None if folder is None else folder / f"{member}.log",
-                fsync="never",
+                fsync="always" if folder is None else "never",
             )
             for member in members
         )

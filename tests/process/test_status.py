@@ -135,6 +135,6 @@ def test_a_member_that_leaves_removes_its_socket_and_a_paused_one_is_named(tmp_p
             here.members[3].send_signal(signal.SIGSTOP)
             code, out, _ = await here.status()
             assert code == 0
-            assert f"{GROUP}-3 does not answer: its process is paused or overloaded" in out
+            assert f"{GROUP}-3 gives no status: its process is paused or overloaded" in out
 
     asyncio.run(scene())

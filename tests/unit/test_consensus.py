@@ -493,6 +493,27 @@ def test_a_leader_waits_for_a_peer_that_answers_and_lags() -> None:
     assert leader.may_propose_next(3 * MS + silent), "the leader does not wait for a member that does not answer"
 
 
+def test_a_peer_that_does_not_answer_costs_a_leader_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Member 3 knows no decision and does not answer: the leader does not count the bytes that it lacks."""
+    leader, ballot = elected(window=1000), ballot_after(0, 1)
+    later = 2 * MS + leader.detector.timeout_ns(3) + 2 * HEARTBEAT_NS
+    for k in range(1, 501):
+        assert leader.propose(later, k, b"value")
+        leader.from_below(later, frame_of(2, Accepted(ballot, k, k)))
+    first_within, counted = Acceptor.first_within, list[int]()
+
+    def counting(self: Acceptor, first: int, last: int, max_bytes: int) -> int:
+        counted.append(last - first + 1)
+        return first_within(self, first, last, max_bytes)
+
+    monkeypatch.setattr(Acceptor, "first_within", counting)
+    assert leader.may_propose_next(later)
+    assert sum(counted) == 0
+    leader.from_below(later, frame_of(3, Accepted(ballot, 500, 400)))
+    assert leader.may_propose_next(later)
+    assert sum(counted) == 100, "it answers again"
+
+
 def test_a_leader_does_not_wait_for_a_peer_that_needs_a_snapshot() -> None:
     leader, ballot = elected(max_frame=65_000, window=1000, retain=10), ballot_after(0, 1)
     count = MAX_LAG_BYTES // len(BIG) + 1

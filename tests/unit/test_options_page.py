@@ -42,6 +42,7 @@ OTHER_VALUES = {
 }
 """A value for each key without a text form."""
 NEEDED = {
+    "": {"storage": '"member.log"'},  # fsync needs it
     "peers.beacon": {"members": "3"},
     "peers.dns": {"name": '"table.example"', "port": "9001", "members": "3"},
     "rate": {"avg": "10", "burst": "2"},

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,85 @@ def test_a_process_that_does_not_answer_is_named(folder: Path) -> None:
         paused.bind(str(folder / f"slow-1{SUFFIX}"))
         paused.listen()
         assert read_statuses(0.05).silent == ("slow-1",)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[1]", b"{}", b'{"group": 1, "member": "x"}', b"\xff", b'"' + b"x" * (2 << 20) + b'"']
+)
+def test_an_answer_that_is_no_status_is_named(folder: Path, answer: bytes) -> None:
+    def serve() -> None:
+        connection, _ = foreign.accept()
+        with (
+            connection,
+            suppress(BrokenPipeError, ConnectionResetError),
+        ):  # the reader stops when the answer is too long
+            connection.sendall(answer)
+
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(folder / f"foreign-1{SUFFIX}"))
+        foreign.listen()
+        server = threading.Thread(target=serve)
+        server.start()
+        found = read_statuses(10.0)
+        server.join()
+    assert (found.statuses, found.silent) == ((), ("foreign-1",))
+
+
+def test_an_answer_without_end_is_read_for_a_limited_time(folder: Path) -> None:
+    """Each part arrives soon, so a time-out for each part alone would never pass."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        connection, _ = foreign.accept()
+        with connection, suppress(BrokenPipeError, ConnectionResetError):
+            while not ended.wait(0.01):
+                connection.sendall(b" ")
+
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(folder / f"endless-1{SUFFIX}"))
+        foreign.listen()
+        server = threading.Thread(target=serve)
+        server.start()
+        backstop = threading.Timer(10.0, ended.set)
+        backstop.start()
+        found = read_statuses(0.1)
+        assert not ended.is_set(), "the reader gave up before the answer ended"
+        ended.set()
+        backstop.cancel()
+        server.join()
+    assert found.silent == ("endless-1",)
+
+
+def test_a_process_that_ends_before_it_accepts_the_connection_is_skipped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(mode=0o700)
+    ending = socket.socket(socket.AF_UNIX)
+    ending.bind(str(folder / f"ending-1{SUFFIX}"))
+    ending.listen()
+    connect = socket.socket.connect
+
+    def connect_and_end(self: socket.socket, address: str) -> None:
+        connect(self, address)
+        ending.close()
+
+    monkeypatch.setattr(socket.socket, "connect", connect_and_end)
+    found = read_statuses(10.0)
+    assert (found.statuses, found.silent) == ((), ())
+
+
+def test_sockets_that_another_user_may_have_put_there_are_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_statuses(10.0).statuses == (), "without a folder no member runs"
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="is not a folder that only this user can open"):
+        read_statuses(10.0)
+    folder.chmod(0o700)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(PermissionError, match="is not a folder that only this user can open"):
+        read_statuses(10.0)

@@ -386,6 +386,49 @@ def test_reading_is_bounded_in_time() -> None:
     asyncio.run(scene())
 
 
+def test_drain_reads_all_arrived_datagrams_however_long_that_takes() -> None:
+    """A timer fires after `drain`: it must not miss a datagram that arrived before it."""
+
+    async def scene() -> None:
+        async with members(2, offload=False) as (one, two):
+            got: list[bytes] = []
+
+            def process_slowly(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
+                got.append(data[start:end])
+                ends_at = time.monotonic() + 0.002
+                while time.monotonic() < ends_at:
+                    pass
+
+            two.transport._receive = process_slowly
+            one.transport.send(to(2, *[b"datagram"] * 49, b"the mark that the timer waits for"))
+            assert two.transport.drain() == 50, "the processing takes 100 ms"
+            assert got[-1] == b"the mark that the timer waits for"
+
+    asyncio.run(scene())
+
+
+def test_drain_ends_during_a_flood() -> None:
+    """Every datagram read brings a new one. `drain` reads as much as the receive buffer can hold, and returns."""
+
+    async def scene() -> None:
+        async with members(2, offload=False, receive_buffer=8192) as (one, two):
+            room = 2 * two.transport.receive_buffer_granted + 65_536
+            most = -(-room // 1000)
+            read = 0
+
+            def send_another(*_: object) -> None:
+                nonlocal read
+                read += 1
+                if read <= 2 * most:
+                    one.transport.send(to(2, bytes(1000)))
+
+            two.transport._receive = send_another
+            one.transport.send(to(2, bytes(1000)))
+            assert two.transport.drain() == most
+
+    asyncio.run(scene())
+
+
 def test_pausing_within_a_portion_ends_it() -> None:
     async def scene() -> None:
         peers = free_peers(2)

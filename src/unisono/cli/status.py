@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sys.stdout.write("\n\n".join("\n".join(status_lines(status)) for status in chosen) + "\n")
     for name in running.silent:
-        sys.stdout.write(f"\n{name} does not answer: its process is paused or overloaded\n")
+        sys.stdout.write(f"\n{name} gives no status: its process is paused or overloaded, or is no member\n")
     return 0
 
 

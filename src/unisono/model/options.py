@@ -59,6 +59,27 @@ class TextForm:
     """The types of the value in a TOML file."""
     expected: str = "a string in quotes"
     """The expected value of a TOML file in words, for errors."""
+    python_types: tuple[type, ...] = ()
+    """The types of the value in Python; empty if they are those of a TOML file."""
+    python_expected: str = ""
+    """The expected value in Python in words, for errors; empty if it is that of a TOML file."""
+
+    def check(self, name: str, value: object) -> None:
+        """Check a value given in Python; raises TypeError for a wrong type and InvalidOption for a wrong value."""
+        check_type(name, value, self.python_types or self.toml_types, self.python_expected or self.expected)
+        if isinstance(value, self.toml_types):
+            self.parse(name, text_of(value))
+
+
+def check_type(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
+    """Raise TypeError unless the value has one of these types. True and False are no numbers."""
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise TypeError(f"{name}: expected {expected}, got {value!r}")
+
+
+def text_of(value: object) -> str:
+    """A value of a TOML file as `TextForm.parse` takes it."""
+    return value if isinstance(value, str) else str(value).lower()
 
 
 def _parse_flag(name: str, text: str) -> bool:
@@ -116,14 +137,41 @@ def choice_form(words: tuple[str, ...]) -> TextForm:
             raise InvalidOption(name, f"expected one of {', '.join(words)}, got {text!r}{hint}")
         return text
 
-    return TextForm("|".join(words), parse, str)
+    quoted = ", ".join(map(repr, words))
+    return TextForm("|".join(words), parse, str, python_expected=f"one of {quoted}")
 
 
-FLAG: Final = TextForm("", _parse_flag, lambda value: "true" if value else "false", (bool,), "true or false")
-COUNT: Final = TextForm("N", _parse_count, str, (int,), "a whole number of at least 0")
+FLAG: Final = TextForm(
+    "",
+    _parse_flag,
+    lambda value: "true" if value else "false",
+    (bool,),
+    "true or false",
+    python_expected="True or False",
+)
+COUNT: Final = TextForm(
+    "N",
+    _parse_count,
+    str,
+    (int,),
+    "a whole number of at least 0",
+    python_expected="a whole number of at least 0, such as 3",
+)
 DURATION: Final = TextForm("TIME", _parse_duration, str, expected="a duration with a unit, such as '5ms'")
-FEC: Final = TextForm("a/b", _parse_fec, lambda value: f"{value[0]}/{value[1]}")
-RELIABLE: Final = TextForm("ρ/η[/ω[/RULE]]", _parse_reliable, _reliable_text)
+FEC: Final = TextForm(
+    "a/b",
+    _parse_fec,
+    lambda value: f"{value[0]}/{value[1]}",
+    python_types=(tuple,),
+    python_expected="two numbers (a, b), such as (2, 10)",
+)
+RELIABLE: Final = TextForm(
+    "ρ/η[/ω[/RULE]]",
+    _parse_reliable,
+    _reliable_text,
+    python_types=(Redundancy,),
+    python_expected="a Redundancy, such as Redundancy(4, eta='6ms', omega='2ms')",
+)
 
 
 # -- definitions ---------------------------------------------------------------------------------------------
@@ -156,7 +204,20 @@ class Option:
             raise InvalidOption(self.name, "this option can only be given in Python")
         if type(value) not in self.form.toml_types:
             raise InvalidOption(self.name, f"expected {self.form.expected}, got {value!r}")
-        return self.form.parse(self.name, value if isinstance(value, str) else str(value).lower())
+        return self.form.parse(self.name, text_of(value))
+
+
+def check_options(made: Any) -> None:
+    """Check the options of a new value of a class that has them; raises TypeError or InvalidOption."""
+    for field in dataclasses.fields(made):
+        option: Option | None = field.metadata.get("option")
+        value = getattr(made, field.name)
+        if option is None or option.form is None or (value is None and field.default is None):
+            continue
+        if option.form is DURATION:
+            duration_ns(value, option.name)  # its error for a number without a unit says how to write it
+        else:
+            option.form.check(option.name, value)
 
 
 SLOT: Final = Option(
@@ -222,6 +283,7 @@ TOPOLOGY: Final = Option(
     policy_field="multigroup",
     to_policy=multigroup_of,
 )
+_SERVICES: Final = choice_form(get_args(ServiceName))
 SERVICE_REDUNDANCY: Final = Redundancy(2, "10ms")
 """The redundancy of the services by default: three copies, 10 ms apart."""
 
@@ -238,10 +300,7 @@ class OrderOptions:
     slot: str | None = SLOT.field()
 
     def __post_init__(self) -> None:
-        for option in options_of(type(self)):
-            value = getattr(self, option.name)
-            if option.form is DURATION and value is not None:
-                duration_ns(value, option.name)
+        check_options(self)
 
     @property
     def name(self) -> OrderName:
@@ -327,6 +386,12 @@ class Priority(OrderOptions):
     state: StateHolder | None = STATE.field()
     rejoin: bool = REJOIN.field()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        FLAG.check("coordinator", self.coordinator)
+        if self.state is not None and not all(callable(getattr(self.state, n, None)) for n in ("snapshot", "restore")):
+            raise TypeError(f"state: expected an object with the methods snapshot and restore, got {self.state!r}")
+
     @property
     def name(self) -> OrderName:
         """The name of the order."""
@@ -341,6 +406,11 @@ class QuasiGenuine(OrderOptions):
 
     topology: Topology | Multigroup = dataclasses.field(metadata={"option": TOPOLOGY})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        example = "Topology({'a': (1, 2), 'b': (3, 4)}, {'a': ('a', 'b'), 'b': ('b',)})"
+        check_type("topology", self.topology, (Topology, Multigroup), f"a Topology, such as {example}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Service(OrderOptions):
@@ -349,6 +419,10 @@ class Service(OrderOptions):
     service: ServiceName = "reliable"
     reliable: Redundancy = dataclasses.field(default=SERVICE_REDUNDANCY, metadata={"option": RELIABLE_OPTION})
     failures: bool = FAILURES.field()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _SERVICES.check("service", self.service)
 
     @property
     def name(self) -> OrderName:

@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from unisono.model.status import Status
 SUFFIX = ".sock"
 GROUP_NAME_MAX = 40
 """A longer group name is shortened in the name of a socket: the path of a socket has at most about 100 bytes."""
+ANSWER_BYTES_MAX = 1 << 20
+"""A longer answer is no status, and is not read to its end."""
 
 
 def status_folder() -> Path:
@@ -90,10 +93,15 @@ def _own_folder() -> Path:
     """The folder of the sockets, which this creates; raises OSError if another user could change it."""
     folder = status_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
+    _check_own(folder)
+    return folder
+
+
+def _check_own(folder: Path) -> None:
+    """Raise PermissionError unless only this user can open the folder, so that all its sockets are this user's."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a folder that only this user can open; remove it")
-    return folder
 
 
 def _remove_if_stale(path: Path) -> None:
@@ -130,29 +138,49 @@ class RunningMembers:
     statuses: tuple[dict[str, Any], ...]
     """The JSON form of each member's `Status`, by group and member."""
     silent: tuple[str, ...]
-    """The names of the sockets that accept connections and do not answer: their processes are paused or overloaded."""
+    """The names of the sockets that accept connections and give no status: their processes are paused or overloaded."""
 
 
 def read_statuses(timeout_s: float) -> RunningMembers:
-    """Read the status of every member of this user on this machine. Wait for each at most `timeout_s` seconds."""
+    """Read the status of every member of this user on this machine. Wait for each at most `timeout_s` seconds.
+
+    Raises PermissionError if another user could have put sockets into the folder.
+    """
     statuses: list[dict[str, Any]] = []
     silent: list[str] = []
     folder = status_folder()
-    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []:
+    try:
+        _check_own(folder)
+    except FileNotFoundError:
+        return RunningMembers((), ())  # no member of this user has served its status here
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             statuses.append(_read_status(path, timeout_s))
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionError, FileNotFoundError):
             continue  # the process has ended
-        except (TimeoutError, BlockingIOError, json.JSONDecodeError):
+        except (OSError, ValueError):
             silent.append(path.name.removesuffix(SUFFIX))
     statuses.sort(key=lambda status: (status["group"], status["member"]))
     return RunningMembers(tuple(statuses), tuple(silent))
 
 
 def _read_status(path: Path, timeout_s: float) -> dict[str, Any]:
+    """Read one member's status; raises OSError or ValueError if the socket does not give one in time."""
+    ends_at = time.monotonic() + timeout_s
+    answer = bytearray()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(os.fspath(path))
-        with connection.makefile("rb") as answer:
-            found: dict[str, Any] = json.load(answer)
-    return found
+        while part := connection.recv(65_536):
+            answer += part
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise ValueError(f"{path} answers with more than {ANSWER_BYTES_MAX:,} bytes")
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"{path} did not end its answer within {timeout_s} s")
+            connection.settimeout(left_s)
+    found = json.loads(answer)
+    match found:
+        case {"group": str(), "member": int()}:
+            return dict(found)
+    raise ValueError(f"{path} answers with something else than a status")

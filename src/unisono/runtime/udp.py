@@ -252,15 +252,15 @@ class Inbox:
         self._errors = errors
         self._multicast = multicast
 
-    def read(self, receive: ReceiveCallback, *, max_bytes: int, max_s: float) -> int:
+    def read(self, receive: ReceiveCallback, *, max_bytes: int, max_s: float | None) -> int:
         """Pass arrived datagrams to `receive` until there are no more or a limit is reached; return how many.
 
-        Processing the datagrams counts against `max_s`, too. At least one datagram is read.
+        Processing the datagrams counts against `max_s`, too; None is no limit. At least one datagram is read.
         """
-        before, ends_at = self.traffic.datagrams, time.monotonic() + max_s
+        before, ends_at = self.traffic.datagrams, None if max_s is None else time.monotonic() + max_s
         while max_bytes > 0 and not self.stopped:
             size = self._read_one(receive)
-            if size is None or time.monotonic() >= ends_at:
+            if size is None or (ends_at is not None and time.monotonic() >= ends_at):
                 break
             max_bytes -= max(size, _MIN_CHARGE_BYTES)
         return self.traffic.datagrams - before
@@ -325,8 +325,6 @@ _BYTES_PER_WAKE = 1024 * 1024
 _READ_S = 0.002
 """Reading pauses after this many bytes or this long, so that a flood of datagrams does not delay timers or the
 application."""
-_DRAIN_S = 0.02
-"""Before a timer fires, reading goes on for at most this long, since the timer may wait for a datagram that is here."""
 _CLOSE_GRACE_S = 0.1
 
 
@@ -498,14 +496,15 @@ class UdpTransport:
     def drain(self) -> int:
         """Pass all datagrams that have arrived to `receive`, without calling `on_batch_done`; return how many.
 
-        Read nothing while reading is paused. Stop after as much as the receive buffer can hold, and after _DRAIN_S, so
-        that a flood of datagrams cannot keep this function busy for ever.
+        Read nothing while reading is paused. Stop after as much as the receive buffer can hold: that is everything that
+        arrived before this call, and a flood of datagrams cannot keep this function busy for ever. There is no limit in
+        time. A timer that fires while an earlier datagram waits would take its sender for silent.
         """
         if self._receive is None or self._paused or self._closed or self._reading:
             return 0
         # The kernel stores up to twice the granted size, and one more datagram.
         room = 2 * self.receive_buffer_granted + 65_536
-        return sum(self._read(inbox, self._receive, room, _DRAIN_S) for inbox in self._inboxes)
+        return sum(self._read(inbox, self._receive, room, None) for inbox in self._inboxes)
 
     def pause_reading(self) -> None:
         """Leave arriving datagrams in the kernel's receive buffer until `resume_reading`."""
@@ -526,7 +525,7 @@ class UdpTransport:
         if not self._closed:
             self._on_batch_done()
 
-    def _read(self, inbox: Inbox, receive: ReceiveCallback, max_bytes: int, max_s: float) -> int:
+    def _read(self, inbox: Inbox, receive: ReceiveCallback, max_bytes: int, max_s: float | None) -> int:
         self._reading = True
         try:
             return inbox.read(receive, max_bytes=max_bytes, max_s=max_s)

@@ -215,11 +215,13 @@ class Consensus:
         """
         if self._leader_state is None or self.next_free > self.decided + self.window:
             return False
-        last_answer, timeout_ns = self._leader_state.last_answer_ns, self.detector.timeout_ns
-        return not any(
-            now - last_answer[member] <= timeout_ns(member) + self._every_ns
-            for member in self._leader_state.too_far_behind()
-        )
+        timeout_ns = self.detector.timeout_ns
+        answering = [
+            peer
+            for peer, last_answer_ns in self._leader_state.last_answer_ns.items()
+            if now - last_answer_ns <= timeout_ns(peer) + self._every_ns
+        ]
+        return not self._leader_state.is_any_too_far_behind(answering)
 
     def decisions_known_by(self, members: Iterable[int]) -> bool:
         """For a leader: whether all these members have acknowledged every decision."""
@@ -695,17 +697,16 @@ class LeaderState:
         else:
             self._waiting_since[member] = now
 
-    def too_far_behind(self) -> list[int]:
-        """The peers that lack more than MAX_LAG_BYTES of values.
+    def is_any_too_far_behind(self, peers: Iterable[int]) -> bool:
+        """Whether one of these peers lacks more than MAX_LAG_BYTES of values.
 
-        A peer that lacks discarded values does not count: it needs a snapshot in any case.
+        A peer that lacks discarded values does not count: it needs a snapshot in any case. The cost grows with the
+        number of values that the slowest of the peers lacks, so the caller leaves out those that do not answer.
         """
         acceptor = self._acceptor
-        known = {peer: k for peer, k in self.known_decided.items() if k >= acceptor.discarded_upto}
-        first = acceptor.first_within(
-            min(known.values(), default=acceptor.last_accepted) + 1, acceptor.last_accepted, MAX_LAG_BYTES
-        )
-        return [peer for peer, k in known.items() if k + 1 < first]
+        known = [k for k in map(self.known_decided.__getitem__, peers) if k >= acceptor.discarded_upto]
+        first = min(known, default=acceptor.last_accepted) + 1
+        return acceptor.first_within(first, acceptor.last_accepted, MAX_LAG_BYTES) > first
 
     def retransmit_at(self, longest_wait_ns: int) -> int | None:
         """When the first answer is overdue; None if all peers have accepted all values sent."""
