@@ -335,7 +335,8 @@ class Group:
         """Iterate over the messages alone, each once, until this member leaves the group.
 
         If the order delivers in two grades, these are the final deliveries, without gaps; with `early`, the early ones,
-        on time. Other events are left out; `events` has them, also at the same time.
+        on time. Other events are left out; `events` has them, also at the same time. A stream begins with its first
+        use: open all that you need before you read the first, or the later ones miss what was read before.
         """
         grade = Grade.EARLY if early else Grade.FINAL
         stream = self._streams.stream(f"{grade.value} messages", wants_messages(grade))

@@ -122,7 +122,7 @@ def test_a_stream_that_lags_holds_the_others_up_and_the_log_says_so(caplog: pyte
 def test_at_the_end_no_delivered_message_is_left_out_because_another_stream_lags() -> None:
     async def scene(net: MemoryNetwork) -> None:
         group = net[1]
-        group.events()  # a stream that nobody reads
+        group.events()  # a stream without a reader
         messages = group.messages()
 
         async def read_all() -> list[bytes]:
@@ -151,7 +151,7 @@ def test_the_events_that_are_kept_for_a_stream_are_bounded_in_bytes() -> None:
 
         reading = asyncio.create_task(read_all())
         done, _ = await asyncio.wait({reading}, timeout=30)
-        assert not done, "the reader waits for the stream that nobody reads"
+        assert not done, "the reader waits for the stream without a reader"
         assert 0 < read * len(big) < 2 * QUEUE_BYTES
         for task in (reading, sending):
             task.cancel()
