@@ -230,7 +230,7 @@ def _layer_frames() -> dict[str, Example]:
 
 
 def _leader_frames() -> dict[str, Example]:
-    beat, vote = succession.StreamHeartbeat(3, 40, 38, 7, 1_000, True), succession.Vote(4, 40, 3)
+    beat, vote = succession.StreamHeartbeat(3, 40, 38, 7, 1_000, True, False), succession.Vote(4, 40, 3)
     need = succession.RetransmitRequest(4, succession.MissingKind.FRAMES, 12, 3, 2, 5)
     request = succession.StampRequest(6, 30, 4)
     messages: dict[str, object] = {

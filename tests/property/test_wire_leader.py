@@ -63,7 +63,7 @@ def ordered(draw: st.DrawFn) -> Ordered:
 
 
 messages = st.one_of(
-    st.builds(StreamHeartbeat, terms, numbers, numbers, numbers, numbers, st.booleans()),
+    st.builds(StreamHeartbeat, terms, numbers, numbers, numbers, numbers, st.booleans(), st.booleans()),
     st.builds(VoteRequest, terms),
     votes(),
     st.builds(

@@ -314,6 +314,20 @@ def test_a_leader_with_late_timers_notices_crashed_followers(crashed: set[int]) 
         assert "no_majority" in bench.violations(1)
 
 
+@pytest.mark.parametrize("order", ["leader", "timestamp"])
+def test_a_follower_of_a_leader_without_a_majority_has_none(order: str) -> None:
+    bench = Bench(5, order)
+    bench.wait(50 * MS)
+    bench.isolated = {3, 4, 5}
+    bench.wait(200 * MS)
+    assert bench.order(2).election.leader == 1
+    assert [bench.stacks[m].standing(bench.now).majority for m in (1, 2)] == [False, False]
+    assert bench.violations(2).count("no_majority") == 1
+    bench.isolated = {4, 5}
+    bench.wait(400 * MS)
+    assert [bench.stacks[m].standing(bench.now).majority for m in (1, 2, 3)] == [True, True, True]
+
+
 def test_a_forged_term_ends_no_member() -> None:
     bench = Bench(3)
     for term in (2**32 - 1, TERM_MAX):
@@ -485,7 +499,7 @@ def test_both_orders_are_registered() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, 5, True)),
+        (Kind.STREAM_HEARTBEAT, StreamHeartbeat(1, 2, 3, 4, 5, True, False)),
         (Kind.VOTE_REQUEST, VoteRequest(7)),
         (Kind.VOTE, Vote(5, 6, 4)),
         (Kind.RETRANSMIT_REQUEST, RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4, 5)),
@@ -517,12 +531,13 @@ def body_of(message: object) -> bytes:
     ("kind", "body"),
     [
         (Kind.STREAM_HEARTBEAT, b""),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2**63, 0, 0, 0, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 2**63, 0, 0, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 2**63, 0, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 0, 2**63, False))),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False))[:-1] + b"\2"),
-        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False)) + b"\0"),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2**63, 0, 0, 0, False, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 2**63, 0, 0, False, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 2**63, 0, False, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 0, 0, 0, 2**63, False, False))),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False, False))[:-1] + b"\2"),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False, False))[:-2] + b"\2\0"),
+        (Kind.STREAM_HEARTBEAT, body_of(StreamHeartbeat(1, 2, 3, 4, 5, False, False)) + b"\0"),
         (Kind.VOTE_REQUEST, b"123"),
         (Kind.VOTE_REQUEST, b"12345"),
         (Kind.VOTE, body_of(Vote(5, 6, 5))),

@@ -175,6 +175,24 @@ def test_a_member_without_a_majority_says_so_and_says_when_that_ends(
         play(part, order=order)
 
 
+@pytest.mark.parametrize("order", ["leader", "timestamp"])
+def test_flush_at_a_follower_ends_if_its_leader_has_no_majority(order: str) -> None:
+    async def part(net: MemoryNetwork) -> None:
+        lost: list[str] = []
+        net[2].on_majority_lost(lost.append)
+        for member in (3, 4, 5):
+            net.crash(member)
+        await until(lambda: net[1].has_majority is False)
+        await net[2].send(b"x")
+        with pytest.raises(unisono.NoMajority):
+            await net[2].flush()
+        await until(lambda: bool(lost))
+        found = net[2].status()
+        assert (found.role, found.leader, found.majority, len(lost)) == ("blocked", 1, False, 1)
+
+    play(part, members=5, order=order)
+
+
 def test_send_with_a_timeout_ends_without_a_majority() -> None:
     async def part(net: MemoryNetwork) -> None:
         net.cut(1, (2, 3))

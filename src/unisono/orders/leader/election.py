@@ -357,17 +357,23 @@ class LeaderElection:
     def standing(self, now: int) -> Standing:
         """The leader, whether it has a majority, and the members that do not respond, as far as this member knows.
 
-        Only the leader hears all members. A follower has a majority while it has a leader, or an election may succeed.
+        Only the leader hears all members. A follower has a majority while its leader says that it has one, or while an
+        election may succeed.
         """
         if not self.started:
             return Standing(led=True)
         if not self.leading:
             suspected = tuple(sorted(self._election_state.suspected))
-            return Standing(True, self.leader, self.leader is not None or not self._no_majority_reported, suspected)
+            return Standing(True, self.leader, not self._no_majority_reported, suspected)
         heartbeats, members = self._follower_heartbeats, self.membership.current_members
         behind = {m: max(0, self.stream.position - heartbeats.acked[m]) for m in members if m != self.member}
-        majority = heartbeats.may_await_answers(now) or self._supporters(now) >= self.membership.majority()
-        return Standing(True, self.member, majority, tuple(heartbeats.unresponsive(members, now)), behind)
+        unresponsive = tuple(heartbeats.unresponsive(members, now))
+        return Standing(True, self.member, self._may_have_majority(now), unresponsive, behind)
+
+    def _may_have_majority(self, now: int) -> bool:
+        """As the leader: whether a majority follows it, or may answer it soon after a pause."""
+        awaits_answers = self._follower_heartbeats.may_await_answers(now)
+        return awaits_answers or self._supporters(now) >= self.membership.majority()
 
     def _supporters(self, now: int) -> int:
         """How many members certainly follow this leader: current members, and removed ones that may be readmitted.
@@ -475,12 +481,18 @@ class LeaderElection:
             )
             self.stream.prune()
             heartbeat = StreamHeartbeat(
-                self.term, self.stream.position, self.stream.stable, self.stream.retained_from(), 0, wants_answer
+                self.term,
+                self.stream.position,
+                self.stream.stable,
+                self.stream.retained_from(),
+                0,
+                wants_answer,
+                self._may_have_majority(now),
             )
             self.frame_sender.send(now, heartbeat)
         elif self.leader is not None:
             heartbeat = StreamHeartbeat(
-                self.term, self.stream.delivered_position, 0, 0, self._leader_heartbeat_sent_ns, False
+                self.term, self.stream.delivered_position, 0, 0, self._leader_heartbeat_sent_ns, False, False
             )
             self.frame_sender.send(now, heartbeat, to=self.leader)
 
@@ -490,7 +502,8 @@ class LeaderElection:
             self.ignored["an old term"] += 1
             if sender == self.membership.leader_of(heartbeat.term) and not self._election_state.is_candidate:
                 # The sender still believes that it leads: the answer shows it that there is a later term.
-                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, 0, False)
+                has_majority = self.leading and self._may_have_majority(now)
+                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, 0, False, has_majority)
                 self.frame_sender.send(now, answer, to=sender)
             return
         promised_has_begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
@@ -507,6 +520,7 @@ class LeaderElection:
             self._leader_retains_from = max(self._leader_retains_from, heartbeat.retained_from)
             self._leader_heartbeat_sent_ns = frame.sent_ns
             self.stream.prune()
+            self._on_leader_majority(sender, has_majority=heartbeat.has_majority)
             if heartbeat.wants_answer:
                 self._send_heartbeat(now)
         elif self.leading:
@@ -855,6 +869,14 @@ class LeaderElection:
             members = len(self.membership.members) - len(self.membership.departed)
             self.events.append(_no_majority_violation(count, members, deed, majority))
 
+    def _on_leader_majority(self, leader: int, *, has_majority: bool) -> None:
+        """As a follower, report once that the leader has no majority."""
+        if has_majority:
+            self._no_majority_reported = False
+        elif not self._no_majority_reported:
+            self._no_majority_reported = True
+            self.events.append(_leader_without_majority_violation(leader, self.membership.majority()))
+
     def _begin_term(self, now: int) -> None:
         """As the elected leader, start the promised term with a member list of those that voted."""
         voters = tuple(sorted(m for m in self._election_state.votes if m not in self.membership.departed))
@@ -903,6 +925,12 @@ def _fenced_violation(member: int, position: int) -> Violation:
     """The violation that a member reports when it leaves because its order differs from the majority's."""
     text = f"this member was cut off: its order differs from the group's from position {position} on, so it leaves"
     return Violation(ViolationKind.FENCED_OUT, text, member)
+
+
+def _leader_without_majority_violation(leader: int, majority: int) -> Violation:
+    """The violation that a follower reports when its leader has no majority."""
+    text = f"too few members answer leader {leader}: it orders nothing until {majority} members, itself included, do"
+    return Violation(ViolationKind.NO_MAJORITY, text)
 
 
 def _no_majority_violation(count: int, members: int, deed: str, majority: int) -> Violation:

@@ -68,6 +68,8 @@ class StreamHeartbeat:
     """From a follower: `sent_ns` of the last heartbeat of the leader that it received."""
     wants_answer: bool
     """The leader asks for an immediate heartbeat."""
+    has_majority: bool
+    """From the leader: whether a majority follows it. Without one it orders nothing. From a follower: False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ register(
             u63("retained_from"),
             u63("echo_ns"),
             boolean("wants_answer"),
+            boolean("has_majority"),
         ),
         Kind.VOTE_REQUEST: Spec(VoteRequest, _TERM),
         Kind.VOTE: Spec(Vote, _TERM, u63("position"), u32("last_term"), check=lambda vote: vote.last_term < vote.term),
