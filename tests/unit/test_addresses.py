@@ -219,7 +219,7 @@ def test_the_ttl_of_multicast_is_set_on_the_socket_that_sends() -> None:
 
 @pytest.mark.parametrize("ttl", [-1, 256])
 def test_an_impossible_ttl_is_refused(ttl: int) -> None:
-    with pytest.raises(unisono.InvalidOption, match="multicast_ttl: expected a (whole )?number"):
+    with pytest.raises(unisono.InvalidOption, match=r"multicast_ttl: expected a (whole )?number"):
         unisono.Network(multicast_ttl=ttl)
 
 
