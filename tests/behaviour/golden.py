@@ -174,7 +174,7 @@ def _control_frames() -> dict[str, Example]:
         5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, SETTING_REQUESTS
     )  # fmt: skip
     plan = control.Plan(
-        4, 17, True, "repaired", 80_000_000, 5_000_000, False, True, 10_000_000, 2_000_000,
+        4, True, 17, True, "repaired", 80_000_000, 5_000_000, False, True, 10_000_000, 2_000_000,
         "both", True, 2, 1, 4, 3, 6_000_000, 1_000_000, 4096, 99,
     )  # fmt: skip
     messages: dict[str, object] = {

@@ -73,8 +73,8 @@ def sent(layer: PlanExchange) -> list[Frame]:
 
 
 def plan_frame(theirs: Plan, incarnation: int = 1, known: int = 1, peer: int = 2) -> Frame:
-    """A frame with the plan of a peer, which has our PLAN if `known` is 1."""
-    return control_frame(replace(theirs, known_incarnation=known), peer, incarnation, 0, to=1)
+    """A frame with the plan of a peer, which has our PLAN if `known` is 1, and otherwise asks for it."""
+    return control_frame(replace(theirs, known_incarnation=known, wants_answer=known != 1), peer, incarnation, 0, to=1)
 
 
 # -- which option is named ---------------------------------------------------------------------------------------
@@ -192,28 +192,48 @@ def test_a_plan_is_repeated_until_the_peer_has_answered() -> None:
     assert (sent(layer), layer.wake_at()) == ([], None)
 
 
-def test_a_plan_is_answered_once_and_answers_are_not() -> None:
+def test_plans_are_answered_until_each_member_has_a_proven_one() -> None:
     one, two = exchange(1)[0], exchange(2, incarnation=8)[0]
     one.wake(T0)
     (first,) = sent(one)
-    assert message_in(first, Plan).known_incarnation == 0
+    found = message_in(first, Plan)
+    assert (found.known_incarnation, found.wants_answer) == (0, True)
     two.from_below(T0, first)
     (answer,) = sent(two)
-    assert message_in(answer, Plan).known_incarnation == 1
+    found = message_in(answer, Plan)
+    assert (found.known_incarnation, found.wants_answer) == (1, True)
     one.from_below(T0, answer)
-    assert sent(one) == []
+    (last,) = sent(one)
+    found = message_in(last, Plan)
+    assert (found.known_incarnation, found.wants_answer) == (8, False)
+    two.from_below(T0, last)
+    assert sent(two) == []
+
+
+def test_only_a_proven_plan_prevents_forming() -> None:
+    layer, found = exchange(inputs=GIVEN)
+    layer.from_below(T0, plan_frame(plan(GIVEN, failures=True), 5, known=0))
+    assert (layer.mismatches, found) == ({}, [])
+    sent(layer)
+    layer.wake(T0 + SEND_INTERVAL_NS)
+    (again,) = sent(layer)
+    assert message_in(again, Plan).wants_answer
+    layer.from_below(T0, plan_frame(plan(GIVEN, failures=True), 4))
+    assert len(found) == 1
+    assert layer.mismatches[2].option == "failures"
+    layer.from_below(T0, plan_frame(plan(GIVEN), 6, known=0))
+    assert layer.mismatches[2].option == "failures", "a forged PLAN does not hide it either"
 
 
 def test_a_restarted_peer_gets_an_answer_and_a_new_report() -> None:
     layer, found = exchange()
     other = plan(max_message=5000)
-    layer.from_below(T0, plan_frame(other, 1, known=0))
-    layer.from_below(T0 + MS, plan_frame(other, 1, known=0))
-    assert len(sent(layer)) == 2
-    assert [violation.member for violation in found] == [2], "once for each incarnation"
-    layer.from_below(T0 + REPORT_INTERVAL_NS, plan_frame(other, 2, known=0))
-    assert len(sent(layer)) == 1
-    assert len(found) == 2
+    for incarnation, now in ((1, T0), (2, T0 + REPORT_INTERVAL_NS)):
+        layer.from_below(now, plan_frame(other, incarnation, known=0))
+        assert len(sent(layer)) == 1
+        layer.from_below(now + MS, plan_frame(other, incarnation))
+        layer.from_below(now + 2 * MS, plan_frame(other, incarnation))
+        assert [violation.member for violation in found] == [2] * incarnation, "once for each incarnation"
 
 
 def test_the_report_names_all_differences() -> None:
@@ -235,7 +255,7 @@ def test_many_forged_incarnations_give_few_reports() -> None:
     layer, found = exchange()
     other, now = plan(max_message=5000), T0
     for incarnation in range(1, 1001):
-        layer.from_below(now, plan_frame(other, incarnation, known=0))
+        layer.from_below(now, plan_frame(other, incarnation))
         layer.wake(now)
         now += 50 * MS
         assert len(sent(layer)) <= 2, "no amplification"
@@ -381,6 +401,24 @@ def test_forged_plans_do_not_stop_a_running_group() -> None:
             found = [[each.payload for each in await deliveries(net[member], 2)] for member in (1, 2)]
             assert found[0] == found[1]
             assert stack.refused[Refusal.NOT_A_MEMBER] == 1000
+
+    run(scene())
+
+
+def test_a_forged_plan_does_not_abort_a_join() -> None:
+    """The forger sends from another address than the peer's, so it does not know the incarnation of the member."""
+
+    async def scene() -> None:
+        async with network(members=0, order="vbr") as net:
+            net.peers.update({member: ("memory", member) for member in (1, 2)})
+            first = asyncio.ensure_future(net.join(1))
+            await asyncio.sleep(0.02)
+            forged = replace(plan(GIVEN, order="leader"), delta_ns=77 * MS)
+            data = encode(control_frame(forged, 2, 12345, 0, to=1), group_key("test"))
+            net._transports_of(1)[0].arrive(data, multicast=False)
+            await asyncio.sleep(0.02)
+            assert not first.done()
+            await asyncio.gather(first, net.join(2))
 
     run(scene())
 

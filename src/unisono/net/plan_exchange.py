@@ -1,13 +1,14 @@
 """Plan exchange: two members compare their options when they meet, and report the ones that differ.
 
-A member sends a PLAN to each peer when it starts, and again every SEND_INTERVAL_NS until it has a PLAN of that peer. It
-answers a PLAN whose sender does not show that it has ours. So each of two members gets the other's plan, also after one
-of them has restarted.
+A PLAN shows the incarnation of the receiver, if the sender knows it. A PLAN that shows this member's present incarnation
+is proven: a forger that does not receive this member's frames cannot send one. A member sends its PLAN to each peer when
+it starts, and again every SEND_INTERVAL_NS until it has a proven PLAN of that peer. Until then its PLAN asks for an
+answer. So each of two members gets a proven PLAN of the other, also after one of them has restarted.
 
 A difference is reported by the option that the user wrote: with `order="auto"`, the order follows from `gaps`, and a
 slot length that was not given follows from the deadline. It is reported once for each incarnation of a peer. PLANs can
-be forged, so they never change what a running member does, and a peer's differences are reported at most once in
-REPORT_INTERVAL_NS.
+be forged, so a member compares only proven ones, no PLAN changes what a running member does, and a peer's differences
+are reported at most once in REPORT_INTERVAL_NS.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from unisono.wire.control import Plan
 from unisono.wire.frame import Frame, Kind
 
 SEND_INTERVAL_NS: Final = NS_PER_S
-"""How often a member sends its PLAN to a peer that it has no PLAN of."""
+"""How often a member sends its PLAN to a peer that it has no proven PLAN of."""
 REPORT_INTERVAL_NS: Final = 10 * NS_PER_S
 """The least time between two reports about the same peer."""
 
@@ -65,12 +66,20 @@ class PlanDifference:
         return self.option not in _MAY_DIFFER
 
 
-def plan_of(policy: Policy, inputs: PlanInputs, known_incarnation: int = 0, *, slots_changed: bool = False) -> Plan:
+def plan_of(
+    policy: Policy,
+    inputs: PlanInputs,
+    known_incarnation: int = 0,
+    *,
+    wants_answer: bool = False,
+    slots_changed: bool = False,
+) -> Plan:
     """The PLAN of a member with this policy, for a peer whose PLAN of `known_incarnation` it has."""
     timing, reliable = policy.timing, policy.reliable
     redundant, shares = policy.fec or (0, 0)
     return Plan(
         known_incarnation=known_incarnation,
+        wants_answer=wants_answer,
         order_key=order_name_key(policy.order),
         order_is_given=inputs.order_is_given,
         gaps=inputs.gaps,
@@ -164,6 +173,8 @@ class PlanExchange:
         self._policy, self._inputs = policy, inputs
         self._incarnations: dict[int, int] = dict.fromkeys(policy.neighbours, 0)
         """By peer, its incarnation according to its last PLAN; 0 if none has arrived."""
+        self._proven_incarnations: dict[int, int] = {}
+        """By peer, its incarnation according to its last proven PLAN."""
         self._next_send: int | None = 0 if self._incarnations else None
         self._last_reports: dict[int, tuple[int, int]] = {}
         """By peer, the incarnation and the time of the last report."""
@@ -181,16 +192,23 @@ class PlanExchange:
         self.down.append(frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """Compare a peer's PLAN with ours; answer it if the peer does not have ours."""
+        """Compare a peer's PLAN with ours if it is proven; answer it if the peer asks for that."""
         theirs, peer = message_in(frame, Plan), frame.sender
         if peer not in self._incarnations:
             return
         self._incarnations[peer] = frame.incarnation
-        if theirs.known_incarnation != self._policy.incarnation:
+        if theirs.known_incarnation == self._policy.incarnation:
+            self._proven_incarnations[peer] = frame.incarnation
+            self._compare(now, frame, theirs)
+        elif self._next_send is None:
+            self._next_send = now + SEND_INTERVAL_NS
+        if theirs.wants_answer:
             self._send(now, peer)
-        found = differences(self._plan(peer), theirs)
-        self.mismatches.pop(peer, None)
-        self._waiting_reports.pop(peer, None)
+
+    def _compare(self, now: int, frame: Frame, theirs: Plan) -> None:
+        found = differences(self._plan(frame.sender), theirs)
+        self.mismatches.pop(frame.sender, None)
+        self._waiting_reports.pop(frame.sender, None)
         if found:
             self._on_differences(now, frame, found)
 
@@ -216,12 +234,12 @@ class PlanExchange:
     # -- sending and time --------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
-        """Send our PLAN to the peers that we have none of, and report what had to wait, if either is due."""
+        """Send our PLAN to the peers that we have no proven one of, and report what had to wait, if either is due."""
         for peer in [peer for peer in self._waiting_reports if self._report_at(peer) <= now]:
             self._report(now, peer, *self._waiting_reports.pop(peer))
         if self._next_send is None or now < self._next_send:
             return
-        missing = [peer for peer, incarnation in self._incarnations.items() if not incarnation]
+        missing = [peer for peer in self._incarnations if self._needs_plan_of(peer)]
         self._next_send = now + SEND_INTERVAL_NS if missing else None
         for peer in missing:
             self._send(now, peer)
@@ -233,9 +251,13 @@ class PlanExchange:
     def _report_at(self, peer: int) -> int:
         return self._last_reports[peer][1] + REPORT_INTERVAL_NS
 
+    def _needs_plan_of(self, peer: int) -> bool:
+        """Whether this member has no proven PLAN of the last incarnation of a peer."""
+        return self._proven_incarnations.get(peer) != self._incarnations[peer]
+
     def _plan(self, peer: int) -> Plan:
-        known, changed = self._incarnations[peer], self.slots_have_changed()
-        return plan_of(self._policy, self._inputs, known, slots_changed=changed)
+        known, wants_answer, changed = self._incarnations[peer], self._needs_plan_of(peer), self.slots_have_changed()
+        return plan_of(self._policy, self._inputs, known, wants_answer=wants_answer, slots_changed=changed)
 
     def _send(self, now: int, to: int) -> None:
         policy, plan = self._policy, self._plan(to)

@@ -233,12 +233,14 @@ class Hello:
 class Plan:
     """The message PLAN: the options with which the sender has joined.
 
-    `known_incarnation` is the incarnation of the receiver whose PLAN the sender has; 0 if it has none. `order_key` is
-    a key of the order's name. A deadline of 0 means none, an FEC of 0 shares none, and η = 0 no reliable multicast.
+    `known_incarnation` is the incarnation of the receiver whose PLAN the sender has; 0 if it has none. `wants_answer`
+    says that the sender has no PLAN of the receiver that shows the sender's incarnation. `order_key` is a key of the
+    order's name. A deadline of 0 means none, an FEC of 0 shares none, and η = 0 no reliable multicast.
     `slots_changed` says that the sender knows of a slot-length change, so that the declared length counts no more.
     """
 
     known_incarnation: int
+    wants_answer: bool
     order_key: int
     order_is_given: bool
     gaps: Gaps
@@ -385,6 +387,7 @@ _HELLO = Spec(
 _PLAN = Spec(
     Plan,
     u32("known_incarnation"),
+    boolean("wants_answer"),
     u32("order_key"),
     boolean("order_is_given"),
     word("gaps", get_args(Gaps)),
