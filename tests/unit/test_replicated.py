@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.joining import join_group
 from tests.worlds.joining import memory_network as network
 
 import unisono
 from unisono import testing
-from unisono.replica import Log, ObjectView, Replicated
+from unisono.group import PendingJoin
+from unisono.replica import Dict, Log, ObjectView, Replicated
 from unisono.testing import MemoryNetwork
 
 PATIENCE_S = 300
@@ -270,3 +273,29 @@ def test_early_commands_run_without_a_majority() -> None:
                 await one.execute(b"final")
 
     run_test(part())
+
+
+@pytest.mark.parametrize("order", [{"failures": True, "grades": "both"}, {"order": "consensus"}])
+def test_the_first_command_of_a_returned_member_has_a_result(order: dict[str, Any], tmp_path: Path) -> None:
+    """It runs after the state has arrived. Before, it was part of the state, and its caller waited for ever."""
+
+    async def scene() -> None:
+        async with asyncio.timeout(120), network(members=0) as net:
+            net.peers.update({member: ("memory", member) for member in (1, 2, 3)})
+
+            def joining(member: int) -> PendingJoin:
+                return join_group("kept", member=member, peers=net.peers, storage=tmp_path / str(member), **order)
+
+            groups = await asyncio.gather(*map(joining, (1, 2, 3)))
+            async with Replicated(groups[0], Dict()) as one, Replicated(groups[1], Dict()):
+                for number in range(5):
+                    await one.execute(Dict.put(b"%d" % number, b"before"))
+                net.crash(3)
+                await one.execute(Dict.put(b"5", b"while away"))
+                again = await joining(3)
+                async with Replicated(again, Dict()) as three:
+                    await three.execute(Dict.put(b"6", b"after"), timeout="60s")
+                    found = [three.conservative(b"%d" % number) for number in (0, 5, 6)]
+                    assert found == [b"before", b"while away", b"after"]
+
+    run_test(scene())

@@ -26,7 +26,7 @@ from unisono.replica.replica import MessageName, MistakeCounts, Replica
 from unisono.replica.state_machine import Key, StateMachine
 
 GroupEvent: TypeAlias = ViewChange | TimingChange | Gap | Violation | Notice
-_COMMAND, _STATE_REQUEST, _STATE = 1, 2, 3
+_COMMAND, _STATE_REQUEST, _STATE, _PROBE = 1, 2, 3, 4
 _MESSAGE_HEAD = struct.Struct("!BQ")
 _PART = struct.Struct("!HII")
 HEAD_BYTES = _MESSAGE_HEAD.size
@@ -61,7 +61,11 @@ class Replicated:
         orders = {*orders_with("numbers_finals"), *orders_with("starts_together")}
         if stats.order not in orders:
             raise InvalidOption("order", f"expected one of {', '.join(sorted(orders))}, got {stats.order!r}")
-        self._order = stats.order
+        capabilities, grades = capabilities_of(stats.order), getattr(group.plan.order, "grades", "early")
+        self._may_start_midstream = capabilities.numbers_finals and (
+            grades != "early" or not capabilities.starts_together
+        )
+        """Whether this member's first final message may have predecessors, which it does not get."""
         self._machine = machine
         self.replica = Replica(machine, two_grades=False)
         self._group = group
@@ -72,9 +76,7 @@ class Replicated:
         self._needing_majority: dict[int, asyncio.Timeout] = {}
         """By token, the limits of calls that end when this member loses its majority."""
         # Early commands run without a majority, if they are not also the final ones.
-        self._early_runs_alone = getattr(group.plan.order, "grades", "early") == "both" or stats.order in orders_with(
-            "routed"
-        )
+        self._early_runs_alone = grades == "both" or capabilities.routed
         group.on_majority_lost(self._on_majority_lost)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -122,6 +124,8 @@ class Replicated:
             async with asyncio.timeout(limit_s) as limit:
                 if timeout is None and needs_majority:
                     self._needing_majority[token] = limit
+                if grade is Grade.FINAL and self._may_start_midstream:
+                    await self._get_state_first()
                 await self._group.send(_MESSAGE_HEAD.pack(_COMMAND, token) + command, priority=priority, to=to)
                 return await done
         except TimeoutError:
@@ -134,6 +138,17 @@ class Replicated:
         finally:
             self._pending_results.pop(token, None)
             self._needing_majority.pop(token, None)
+
+    async def _get_state_first(self) -> None:
+        """Wait until this member has the group's state, or knows that it needs none.
+
+        A command that runs elsewhere before this member has the state is part of the state when it arrives. Then this
+        member would never learn the result. The first final message shows whether the state is needed.
+        """
+        if not self._has_final:
+            await self._group.send(_MESSAGE_HEAD.pack(_PROBE, 0))
+        while not (self._has_final and self._complete):
+            await self.wait_for_change()
 
     def _on_majority_lost(self, _reason: str) -> None:
         """End the calls that wait for a majority, without a time-out of their own."""
@@ -209,9 +224,7 @@ class Replicated:
     def _on_batch(self, batch: Batch) -> None:
         final = batch.grade is not Grade.EARLY
         if final and not self._has_final:
-            capabilities = capabilities_of(self._order)
-            counted = capabilities.numbers_finals and (batch.grade is Grade.FINAL or not capabilities.starts_together)
-            self._has_final, self._complete = True, not counted or batch.first_position == 0
+            self._has_final, self._complete = True, not self._may_start_midstream or batch.first_position == 0
             if not self._complete:
                 self._request_state()
         for number, message in enumerate(batch.messages, batch.first_sequence):
