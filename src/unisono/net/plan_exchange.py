@@ -1,9 +1,9 @@
 """Plan exchange: two members compare their options when they meet, and report the ones that differ.
 
-A PLAN shows the incarnation of the receiver, if the sender knows it. A PLAN that shows this member's present
-incarnation is proven: a forger that does not receive this member's frames cannot send one. A member sends its PLAN to
-each peer when it starts, and again every SEND_INTERVAL_NS until it has a proven PLAN of that peer. Until then its PLAN
-asks for an answer. So each of two members gets a proven PLAN of the other, also after one of them has restarted.
+A PLAN shows the incarnation of the receiver, if the sender knows it. A PLAN that shows this member's incarnation is
+proven: a forger that does not receive this member's frames cannot send one. A member sends its PLAN to each peer when
+it starts, and again every SEND_INTERVAL_NS until it has a proven PLAN of that peer. Until then its PLAN asks for an
+answer. So each of two members gets a proven PLAN of the other, also after one of them has restarted.
 
 A difference is reported by the option that the user wrote: with `order="auto"`, the order follows from `gaps`, and a
 slot length that was not given follows from the deadline. It is reported once for each incarnation of a peer. PLANs can
