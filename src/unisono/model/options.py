@@ -389,8 +389,6 @@ class Priority(OrderOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         FLAG.check("coordinator", self.coordinator)
-        if self.state is not None and not all(callable(getattr(self.state, n, None)) for n in ("snapshot", "restore")):
-            raise TypeError(f"state: expected an object with the methods snapshot and restore, got {self.state!r}")
 
     @property
     def name(self) -> OrderName:
