@@ -404,11 +404,6 @@ class QuasiGenuine(OrderOptions):
 
     topology: Topology | Multigroup = dataclasses.field(metadata={"option": TOPOLOGY})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        example = "Topology({'a': (1, 2), 'b': (3, 4)}, {'a': ('a', 'b'), 'b': ('b',)})"
-        check_type("topology", self.topology, (Topology, Multigroup), f"a Topology, such as {example}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Service(OrderOptions):
