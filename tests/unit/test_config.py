@@ -51,8 +51,6 @@ ANY = cast("Any", unisono)
             "reliable: expected a Redundancy, such as Redundancy(4, eta='6ms', omega=",
         ),
         (lambda: ANY.Priority(coordinator="no"), "coordinator: expected True or False, got 'no'"),
-        (lambda: ANY.Priority(state=b"x"), "state: expected an object with the methods snapshot and restore, got b'x'"),
-        (lambda: ANY.QuasiGenuine(topology={}), "topology: expected a Topology, such as Topology("),
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused_by_name(make: Callable[[], object], error: str) -> None:

@@ -389,8 +389,6 @@ class Priority(OrderOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         FLAG.check("coordinator", self.coordinator)
-        if self.state is not None and not all(callable(getattr(self.state, n, None)) for n in ("snapshot", "restore")):
-            raise TypeError(f"state: expected an object with the methods snapshot and restore, got {self.state!r}")
 
     @property
     def name(self) -> OrderName:
@@ -405,11 +403,6 @@ class QuasiGenuine(OrderOptions):
     order = "quasi_genuine"
 
     topology: Topology | Multigroup = dataclasses.field(metadata={"option": TOPOLOGY})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        example = "Topology({'a': (1, 2), 'b': (3, 4)}, {'a': ('a', 'b'), 'b': ('b',)})"
-        check_type("topology", self.topology, (Topology, Multigroup), f"a Topology, such as {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
