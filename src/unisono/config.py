@@ -260,8 +260,6 @@ class Config:
             ("observe", self.observe, (Observe,), "an Observe, such as Observe(metrics=True)"),
         ):
             check_type(name, value, types, expected)
-        if self.fsync != FSYNC.default and self.storage is None:
-            raise InvalidOption("fsync", f"{self.fsync!r} has no effect without storage; give storage, too")
         if self.queue_messages < 1:
             raise InvalidOption("queue_messages", f"expected room for at least one message, got {self.queue_messages}")
 

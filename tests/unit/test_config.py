@@ -91,12 +91,10 @@ def test_values_of_every_allowed_type_are_accepted() -> None:
 
 
 def test_a_sync_policy_needs_a_storage() -> None:
+    peers = {1: "127.0.0.1:9001"}
     with pytest.raises(unisono.InvalidOption, match=r"^fsync: 'never' has no effect without storage; give"):
-        unisono.Config(fsync="never")
-    assert unisono.Config(fsync="never", storage="log").fsync == "never"
-    with pytest.raises(unisono.ConfigError) as no:
-        parse_config(f"member = 1\nfsync = 'batch'\n{PEERS}", "group.toml")
-    assert (no.value.field, no.value.line) == ("fsync", 2)
+        unisono.join("g", member=1, peers=peers, config=unisono.Config(fsync="never"))
+    assert unisono.join("g", member=1, peers=peers, storage="log", config=unisono.Config(fsync="never"))
 
 
 def test_a_file_with_member_0_is_refused() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from unisono.config import Config
+from unisono.config import FSYNC, Config
 from unisono.errors import Infeasible, InvalidOption, SlaError
 from unisono.model.addresses import address_text, parse_address
 from unisono.model.capabilities import needs_storage
@@ -149,6 +149,8 @@ class Setup:
                 "do; leave out storage"
             )
             raise InvalidOption("storage", text)
+        if self.config.storage is None and self.config.fsync != FSYNC.default:
+            raise InvalidOption("fsync", f"{self.config.fsync!r} has no effect without storage; give storage, too")
         self._check_pull_options()
         self._check_min_members()
         copies = 1 if self.multicast is not None else max(1, len(self.place.addresses) - 1)
