@@ -147,7 +147,7 @@ def test_a_block_leaves_when_one_more_original_waits_or_the_slot_ends() -> None:
 def test_the_layout_of_a_share() -> None:
     frames = slot_frames([3, 1])
     first, second, redundant = Sender(fec=(1, 3)).send(frames, T0 + 9)
-    assert first[:4].hex() == "02050100", "version, kind, END_OF_SLOT on all shares of the last block"
+    assert first[:4].hex() == "03050100", "version, kind, END_OF_SLOT on all shares of the last block"
     assert [struct.unpack_from("!H", data, 6)[0] for data in (first, second, redundant)] == [0, 1, 2]
     assert first[HEADER_BYTES:] == encode(frames[0], GROUP), "an original travels unchanged"
     assert second[HEADER_BYTES:] == encode(frames[1], GROUP)

@@ -66,11 +66,11 @@ def admitted(datagram: bytes) -> Frame:
     return frame
 
 
-def test_the_layout_of_version_2() -> None:
+def test_the_layout_of_version_3() -> None:
     """Golden bytes: members that run other releases read them."""
     datagram = encode(data_frame([b"ab", b"c"], END_OF_SLOT | LEAVING), GROUP)
     assert datagram.hex(" ", -4) == (
-        "02010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags serial, sender number, group ...
+        "03010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags serial, sender number, group ...
         " 00000000 000003de 00000000 0000003c 00000000 00001b58"  # slot, first sequence, sent
         " 0002ffff 00020001 616263"  # count MIXED, sizes, messages
     )

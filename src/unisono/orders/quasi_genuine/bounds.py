@@ -45,7 +45,7 @@ def offer_quasi_genuine_periodic(ask: Ask) -> Offer:
 
 
 def planned_multigroup(ask: Ask, liveness: Liveness) -> Multigroup:
-    """The topology that an offer is about: two groups of `ask.members` members each, which send to both."""
+    """The topology of an offer: two groups of `ask.members` members; each may send to itself and to the other."""
     n = ask.members
     pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
     return Multigroup.of_ns(pair, liveness, BARRIER_THRESHOLD_NS)

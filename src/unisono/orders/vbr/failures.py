@@ -75,7 +75,7 @@ class PendingJoins:
         self.pending[member] = [join for join in self.pending.get(member, ()) if join[0] < slot] + [(slot, incarnation)]
 
     def latest_incarnation(self, member: int) -> int:
-        """The latest pending incarnation of a member; -1 if there is none."""
+        """The latest incarnation of a member that waits for its first slot in the view; -1 if none waits."""
         return self.pending[member][-1][1] if member in self.pending else -1
 
     def incarnation_at(self, member: int, slot: int) -> int | None:

@@ -385,7 +385,7 @@ class SlotSchedule:
         self._reservation.request_rate(rate)
 
     def request_slot_length(self, theta_ns: int, rate: Rate | None, send_slot: int) -> None:
-        """Ask for another slot length, and another rate with it, while this member sends in `send_slot`."""
+        """Ask the group for another slot length and, if given, another rate. This member now sends in `send_slot`."""
         last = self.grid.last_segment
         if theta_ns == last.theta_ns and send_slot >= last.first_slot:
             self.slot_change.requested_theta_ns = None
