@@ -284,7 +284,8 @@ class Group:
         driver = self._driver
         driver.check_event_loop()
         if self._stack.application_pulls:
-            raise InvalidOption("order", "flush is not possible in the priority orders, because the application decides when it takes each message")
+            text = "flush is not possible in the priority orders: the application decides when it takes each message"
+            raise InvalidOption("order", text)
         watch = driver.watch
         expected = watch.own_delivered + watch.undelivered(driver.accepted_by_this_incarnation)
         async with time_limit(timeout, driver, "not all accepted messages became final"):
