@@ -57,6 +57,12 @@ def test_demo_accepts_the_order_auto_as_join_does(capsys: pytest.CaptureFixture[
     assert "B/s free" in capsys.readouterr().err
 
 
+def test_demo_refuses_options_that_gaps_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (("--grades", "early"), ("--failures",), ("--order", "vbr")):
+        assert status("demo", "--gaps", "repaired", *given) == ExitStatus.BAD_INPUT
+        assert "--gaps: chooses the" in capsys.readouterr().err
+
+
 def test_a_failed_member_process_is_status_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

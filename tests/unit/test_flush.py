@@ -10,6 +10,7 @@ import pytest
 from tests.worlds.joining import memory_network
 
 import unisono
+from unisono.runtime.waiting import time_limit
 from unisono.testing import MemoryNetwork, run
 
 
@@ -72,3 +73,31 @@ def test_in_the_priority_order_there_is_no_flush() -> None:
             await net[1].flush()
 
     play(scene, order="priority")
+
+
+def test_messages_to_other_groups_that_are_sent_later_do_not_end_a_flush() -> None:
+    async def scene(net: MemoryNetwork) -> None:
+        group = net[1]
+        net.cut(1, (2, 3))
+        await group.send(b"cut off")
+        flushing = asyncio.create_task(group.flush(timeout="300ms"))
+        await asyncio.sleep(0.01)
+        group._driver.watch.on_sent_elsewhere(3)
+        group._driver.announce_change()
+        with pytest.raises(unisono.Timeout):
+            await flushing
+        net.heal()
+
+    play(scene, order="consensus")
+
+
+def test_what_happened_just_as_the_time_was_up_is_no_timeout() -> None:
+    async def scene(net: MemoryNetwork) -> None:
+        driver = net[1]._driver
+        async with time_limit("10ms", driver, "nothing happened", is_done=lambda: True):
+            await asyncio.sleep(1)
+        with pytest.raises(unisono.Timeout, match="nothing happened within 10ms"):
+            async with time_limit("10ms", driver, "nothing happened"):
+                await asyncio.sleep(1)
+
+    play(scene, order="consensus")

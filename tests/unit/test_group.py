@@ -17,6 +17,7 @@ from unisono.cluster.supervisor import free_addresses
 from unisono.errors import MissingDependency
 from unisono.group import PendingJoin
 from unisono.net.fec import layer
+from unisono.runtime.environment import UdpEnvironment
 
 PAIR = unisono.Topology({"a": (1,), "b": (2,)}, {"a": ("a", "b"), "b": ("a", "b")})
 PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
@@ -273,3 +274,26 @@ def test_the_error_for_a_name_server_timeout_names_the_member(monkeypatch: pytes
             may_answer.set()
 
     asyncio.run(scene())
+
+
+def test_a_cancelled_join_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def part() -> None:
+        entered = asyncio.Event()
+
+        async def endless(*_: object) -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+        peers, link = free_addresses((1,)), unisono.Link("1Gbit/s")
+        with monkeypatch.context() as patch:
+            patch.setattr(UdpEnvironment, "serve_status", endless)
+            joining = asyncio.ensure_future(join_group("table", member=1, peers=peers, link=link)._open())
+            await asyncio.wait_for(entered.wait(), 30)
+            joining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+        assert link.free_bytes_per_s == link.capacity_bytes_per_s
+        async with join_group("table", member=1, peers=peers):  # its port is free again
+            pass
+
+    asyncio.run(part())
